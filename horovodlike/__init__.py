@@ -3,14 +3,14 @@
     hvd.init()
     total = hvd.allreduce(numpy_array, op=hvd.Sum)
 
-Scripts of a framework use its own module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This
-package has the parts that do not depend on a framework. Its names are found when they are first used, so that importing
-it costs little: neither NumPy nor what joins a job is imported before.
+A script imports the module of its framework, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts the script.
+This package has the parts that do not depend on a framework. It imports their modules on first use, so that importing
+the package costs little: until then, neither NumPy nor the code that joins a job is imported.
 
 * :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.basics`: ``init``, ``rank`` and so on
-* :mod:`horovodlike.process_set`: some of the ranks; :mod:`horovodlike.errors`: every exception
+* :mod:`horovodlike.process_set`: collectives of some ranks; :mod:`horovodlike.errors`: every exception
 * :mod:`horovodlike.config`: every setting; :mod:`horovodlike._bootstrap.bootstrap`: how ranks find each other
-* :func:`metrics`, :func:`flight_recorder`: this rank's counters and last collectives, of `_engine.metrics`
+* :func:`metrics`, :func:`flight_recorder`: this rank's counters and last collectives, from `_engine.metrics`
 * :func:`run`: runs a function in several processes, without ``hvdrun``
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __version__: str = ffi.string(lib.hvl_version()).decode()
 
-# By module, the names that are found there when they are first used.
+# The names that each module provides; __getattr__() imports the module on first use.
 _NAMES = {
     "horovodlike.arrays.functions": (
         *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),

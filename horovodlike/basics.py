@@ -1,4 +1,4 @@
-"""Starting and ending a job, and this process's rank in it. Every framework's module has the same functions."""
+"""``init``, ``shutdown``, and this process's rank in the job. Every framework's module has the same functions."""
 
 from __future__ import annotations
 
@@ -67,36 +67,37 @@ _place: RankInfo | None = None
 _engine_overlaps = False
 _average_counts_joined = False
 _mpi_library: Library | None = None  # set if MPI moves the data
-_object_key: JobKey | None = None  # of this generation
+_object_key: JobKey | None = None  # authenticates the objects of this generation
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[RankInfo], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
 _register_process_sets: list[Callable[[Sequence[Any]], None]] = []
-_given_process_sets: Sequence[Any] = ()  # to init()
+_given_process_sets: Sequence[Any] = ()  # of the last init()
 _generation = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
-    """Join the job that this process was started for, or become a job of one. Blocks until all ranks have joined.
+    """Join the job that this process was started for, or become a job of one rank. Blocks until all ranks have joined.
 
-    A second call does nothing. After :func:`shutdown` it starts anew, any number of times. May be called from any
-    thread. In an elastic job it waits until the driver gives this process a rank, and tries again if another rank is
-    lost meanwhile.
+    A second call does nothing. After :func:`shutdown`, a further call joins again; this may be repeated. May be called
+    from any thread. In an elastic job, the call waits until the driver gives this process a rank, and tries again if
+    another rank is lost meanwhile.
 
     Args:
-        comm: All ranks of the job: None, a list of all ranks in ascending order, an empty list, or a communicator of
-            mpi4py that has all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks, use process sets.
-        process_sets: Process sets to register at once, in the same order on all ranks, as
-            :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
-            can be added later, is accepted: they always can. In an elastic job a set is left out if it has a rank that
-            the job does not have.
+        comm: All ranks of the job: None or an empty list, a list of all ranks in ascending order, or an mpi4py
+            communicator of all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks, use process sets.
+        process_sets: Process sets to register now, in the same order on all ranks;
+            :func:`horovodlike.process_set.add_process_set` adds others later. ``"dynamic"``, with which Horovod's
+            scripts allow that, has no effect: sets can always be added. In an elastic job, a set is left out if it has
+            a rank that the job does not have.
 
     Raises:
-        NotImplementedError: ``comm`` lacks ranks, or has them in another order.
-        ValueError: ``comm`` is something else. Or a process set cannot be registered; then the job has ended.
+        NotImplementedError: ``comm`` lacks ranks of the job, or has them in another order.
+        ValueError: An argument is none of these; or a process set cannot be registered; then the job was shut down.
         ConfigError: A setting or an environment variable has a bad value.
         RendezvousError: The ranks could not find or trust each other in time; or the driver is lost.
-        SystemExit: A worker of a driver is not needed (status 0); or the job has ended.
+        SystemExit: The driver does not need this worker, or SIGTERM has asked it to leave (status 0); or the job has
+            ended.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
@@ -120,22 +121,22 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
 
 def restart() -> None:
-    """Call :func:`shutdown`, and :func:`init` with the process sets of its last call; for elastic training.
+    """Call :func:`shutdown`, and then :func:`init` with the process sets of the last call; for elastic training.
 
     Raises:
         RendezvousError: The ranks could not find or trust each other in time, or the driver is lost.
-        SystemExit: A worker of a driver is not needed any more, or was asked to leave; or the job has ended.
+        SystemExit: The driver does not need this worker any more, SIGTERM has asked it to leave, or the job has ended.
     """
     shutdown()
     init(process_sets=_given_process_sets)
 
 
 def join(meeting: Meeting | None, stall_shutdown: float) -> None:
-    """Do as :func:`init` in a job that is no elastic one; for bindings of libraries that number the ranks.
+    """Join a job that is not elastic, as :func:`init` does; for bindings of libraries that number the ranks.
 
     Args:
-        meeting: How the ranks meet; None: as the environment says.
-        stall_shutdown: HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS, where that is not set.
+        meeting: This process's rank and the discovery of the other ranks; None to read them from the environment.
+        stall_shutdown: The default of HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS for this job.
 
     Raises:
         ConfigError: A setting or an environment variable has a bad value, or the job is elastic.
@@ -152,7 +153,7 @@ def join(meeting: Meeting | None, stall_shutdown: float) -> None:
 
 
 def _start(comm: Any) -> bool:
-    """Join the job; False if it was joined already."""
+    """Join the job; return False if this process had joined it before."""
     with _lock:
         if is_initialized():
             return False
@@ -172,13 +173,13 @@ def _start(comm: Any) -> bool:
 
 
 def _worker() -> Worker | None:
-    """Return the connection to the driver of this process, if there is one."""
+    """Return this process's connection to the driver; None if it has none."""
     module = sys.modules.get("horovodlike._bootstrap.driver_client")
     return None if module is None else module.current()
 
 
 def _find_worker(settings: Config) -> Worker | None:
-    """Return the connection to the driver, made now if there is a driver. Other jobs do not import the module."""
+    """Connect to the driver if the job has one. In other jobs, return None and do not import the driver's client."""
     if not os.environ.get(DRIVER_PORT):
         return None
     if settings.cpu_operations == "mpi":
@@ -189,7 +190,7 @@ def _find_worker(settings: Config) -> Worker | None:
 
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeting | None = None) -> None:
-    """Join the job with the rank that the environment gives."""
+    """Join the job, with the rank in ``meeting`` or else in the environment."""
     global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike._bootstrap import bootstrap
     from horovodlike._engine.mpi_communicators import check_comm
@@ -222,7 +223,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
 
 
 def _load_mpi(settings: Config) -> Library | None:
-    """Load MPI, if the settings say that it moves the data."""
+    """Load the MPI library if the settings choose MPI for the data; return None otherwise."""
     if settings.cpu_operations != "mpi":
         return None
     from horovodlike._engine import mpi_provider
@@ -231,7 +232,7 @@ def _load_mpi(settings: Config) -> Library | None:
 
 
 def _connect_mpi(library: Library | None, settings: Config, joined: JobContext) -> Any:
-    """Return an ``hvl_external *``, null if MPI does not move the data."""
+    """Connect the ranks by MPI; return an ``hvl_external *``, or NULL if no data goes through MPI."""
     if library is None:
         return ffi.NULL
     library.check(joined.place, settings.mpi_threads_disable)
@@ -247,7 +248,7 @@ def _start_timeline(settings: Config) -> None:
     path = path_of_rank(file_of_generation(settings.timeline), rank())
     try:
         ops.check(lib.hvl_start_timeline(os.fsencode(path), settings.timeline_mark_cycles))
-    except ValueError as problem:  # no reason not to train
+    except ValueError as problem:  # training works without a timeline
         print(f"horovodlike warning: {problem}", file=sys.stderr)
 
 
@@ -260,7 +261,7 @@ def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:
 def shutdown() -> None:
     """End the job on all ranks: pending operations fail with :class:`ShutDownError`. Also called when Python exits.
 
-    Does nothing if not initialised, and in a process forked after ``init()``.
+    Does nothing if not initialised, and in a process that was forked after ``init()``.
     """
     global _place, _object_key
     if _pid != os.getpid():
@@ -292,7 +293,7 @@ def generation() -> int:
 
 
 def object_key() -> JobKey | None:
-    """Return the key of the objects that the ranks of this generation send each other; None in a job of one."""
+    """Return the key that authenticates objects between the ranks of this generation; None in a job of one rank."""
     return _object_key
 
 
@@ -302,12 +303,12 @@ def is_elastic() -> bool:
 
 
 def average_counts_joined() -> bool:
-    """Return whether Average divides by all ranks when some have joined: ``HOROVODLIKE_JOIN_AVERAGE``; for bindings."""
+    """Return whether Average also counts ranks that have joined (``HOROVODLIKE_JOIN_AVERAGE``); for bindings."""
     return _average_counts_joined
 
 
 def reach_fault_point(point: str, step: int | None = None) -> None:
-    """Call :func:`horovodlike.testing.reach` if there is a fault plan; its module is imported only then."""
+    """Call :func:`horovodlike.testing.reach` if there is a fault plan; that module is imported only then."""
     if os.environ.get(FAULT_PLAN):
         from horovodlike import testing
 
@@ -315,7 +316,7 @@ def reach_fault_point(point: str, step: int | None = None) -> None:
 
 
 def on_init(notify: Callable[[RankInfo], None]) -> None:
-    """Have ``notify`` called with this process's place at the end of every :func:`init`; for bindings."""
+    """Have ``notify`` called with this process's rank info at the end of every :func:`init`; for bindings."""
     _at_init.append(notify)
 
 
@@ -336,10 +337,10 @@ def _current() -> RankInfo:
 
 
 def rank() -> int:
-    """Return this process's number, 0 to ``size() - 1``.
+    """Return this process's rank, 0 to ``size() - 1``.
 
     Raises:
-        ValueError: Not initialised; the functions below raise it as well.
+        ValueError: Not initialised. The following functions raise it as well.
     """
     return _current().rank
 
@@ -360,12 +361,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the number of this process's host among the hosts that have a process of this local rank."""
+    """Return the number of this host among the hosts that have a process with this process's local rank."""
     return _current().cross_rank
 
 
 def cross_size() -> int:
-    """Return how many hosts have a process of this local rank."""
+    """Return how many hosts have a process with this process's local rank."""
     return _current().cross_size
 
 
@@ -375,7 +376,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether several threads may call MPI: the script too, while operations are in flight.
+    """Return whether several threads may call MPI, so that the script may call it while operations are in flight.
 
     Raises:
         ValueError: The data of this job does not go through MPI.
@@ -398,7 +399,7 @@ def mpi_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """Return True: scripts ask here whether jobs work without MPI. The Gloo library itself is not used."""
+    """Return True: for Horovod's scripts, this means that jobs work without MPI. The Gloo library is not used."""
     return True
 
 
@@ -408,25 +409,25 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Return NCCL's version (22703 for 2.27.3); 0 if there is none: tensors on GPUs go through the host's memory."""
+    """Return NCCL's version (22703 for 2.27.3). 0: not found, so tensors on GPUs go through the host's memory."""
     return gpu_libraries.find(counts_gpus=False).nccl_version
 
 
 def cuda_built() -> bool:
-    """Return whether tensors on CUDA devices can be used: whether there is a CUDA driver. It is not initialised."""
+    """Return whether there is a CUDA driver, so that tensors on GPUs can be used. This does not initialise it."""
     return gpu_libraries.find(counts_gpus=False).cuda_version > 0
 
 
 def rocm_built() -> bool:
-    """Return whether collectives run on ROCm devices: no."""
+    """Return False: collectives do not run on ROCm devices."""
     return False
 
 
 def ddl_built() -> bool:
-    """Return whether IBM's DDL can be used: no."""
+    """Return False: IBM's DDL is not supported."""
     return False
 
 
 def ccl_built() -> bool:
-    """Return whether oneCCL can be used: no."""
+    """Return False: oneCCL is not supported."""
     return False

@@ -1,9 +1,9 @@
-"""Every setting, once: name, type, default, unit and help.
+"""The table of all settings, with the name, type, default, unit and help of each.
 
-The fields of :class:`Config` are the table. The command line, the documentation and the native side take everything
-from :data:`SETTINGS`, which is made from those fields. A setting ``x`` is read from ``HOROVODLIKE_X`` and, where
-Horovod has the same one, from ``HOROVOD_X``, so that job scripts keep working; the first one wins. A variable that is
-set to the empty string counts as not set.
+The fields of :class:`Config` are its rows. The command line, the documentation and the native side read the settings
+from :data:`SETTINGS`, which is made from these fields. A setting ``x`` is read from ``HOROVODLIKE_X`` or else, if
+Horovod has the same setting, from Horovod's variable (mostly ``HOROVOD_X``), so that job scripts keep working. A
+variable that is set to the empty string counts as not set.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ __all__ = [
 Value = int | float | bool | str
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
-"""In the order of the native side's numbers: ``LOG_LEVELS.index(config.log_level)``."""
+"""The log levels. ``LOG_LEVELS.index(config.log_level)`` is the native side's number of a level."""
 
 GPU_OPERATIONS = ("auto", "nccl", "staging")
-"""In the order of ``hvl_gpu_operations``."""
+"""The choices of ``gpu_operations``, in the order of the native enum ``hvl_gpu_operations``."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -56,7 +56,7 @@ class Setting:
         horovod_name: Horovod's variable of the same meaning, or None.
         minimum: The smallest value that is accepted, or None.
         maximum: The largest value that is accepted, or None.
-        above: A value that must be exceeded, or None.
+        above: An exclusive lower bound, or None.
         multiple_of: The value must be a multiple of this.
         choices: The values that are accepted (compared without regard to case), or an empty tuple for any.
         same_on_all_ranks: ``init()`` refuses to start if the ranks have different values.
@@ -107,7 +107,7 @@ class Setting:
 
 
 def _row(default: Value, help: str, *, horovod: bool | str = False, **more: Any) -> Any:  # noqa: ANN401 - a dataclass field
-    """Return a field of :class:`Config`. ``horovod``: whether Horovod has the setting, or its other name there."""
+    """Return a field of :class:`Config`. ``horovod``: True, or another name, if Horovod has this setting."""
     return dataclasses.field(default=default, metadata={"help": help, "horovod": horovod, **more})
 
 
@@ -418,7 +418,7 @@ def _fits(setting: Setting, value: Value) -> bool:
 
 def _convert(setting: Setting, text: str) -> Value:
     text = text.strip()
-    if "\0" in text:  # the operating system ends a text at such a character
+    if "\0" in text:  # the operating system ends a variable's value at this character
         raise ValueError(text)
     if setting.type is bool:
         if text.lower() in _TRUE:
@@ -440,7 +440,7 @@ def parse(setting: Setting, text: str, source: str | None = None) -> Value:
     Args:
         setting: The row of the table.
         text: The value in the environment or on the command line.
-        source: The variable or option that the user has set, for the error; the environment variable if None.
+        source: The name of the variable or option that the user has set, for errors; ``setting.variable`` if None.
 
     Returns:
         The value, of ``setting.type``.
@@ -467,7 +467,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         environ: The variables; ``os.environ`` if None.
 
     Returns:
-        The values; the default of a setting whose variables are not set or empty.
+        The values. A setting whose variables are not set, or are empty, has its default.
 
     Raises:
         ConfigError: A value is not accepted.
@@ -482,12 +482,12 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def is_set(name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a variable sets the setting, even if to its default."""
+    """Return whether an environment variable sets the setting, even if only to its default."""
     return variable_of(name, environ) is not None
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the variable that a setting is read from; None if it has its default."""
+    """Return the environment variable that a setting is read from; None if no variable sets it."""
     return next((variable for variable in SETTINGS[name].variables if environ.get(variable, "").strip()), None)
 
 

@@ -35,16 +35,16 @@ class MismatchError(HorovodInternalError):
 class UnsupportedReductionError(HorovodInternalError, ValueError):
     """The operation does not support the reduction that was asked for. Nothing was sent; the job continues.
 
-    It is a `HorovodInternalError` as well, because Horovod's scripts catch that here. Elastic training does not restart
-    because of it.
+    It is a `HorovodInternalError` as well, because scripts for Horovod catch that class in this case. Elastic training
+    does not restart because of it.
     """
 
 
 class IntegrityError(HorovodInternalError):
-    """An object was changed between two ranks, and was not unpickled: see docs/users/security.md.
+    """An object was changed on its way between two ranks, and so was not unpickled: see docs/users/security.md.
 
-    Raised on the ranks that have received a changed object. Others may have received the object as it was sent: they
-    learn of the failure when a rank that has raised this exits or calls ``shutdown()``.
+    Raised on the ranks that have received a changed object. Others may have received the object as it was sent; they
+    learn of the failure when a rank that has raised this error exits or calls ``shutdown()``.
     """
 
 
@@ -57,10 +57,10 @@ class ShutDownError(HorovodInternalError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Elastic training: the set of hosts has changed, and the state must be kept.
+    """Elastic training: the set of hosts has changed. The state is kept, not restored to the last commit.
 
     Attributes:
-        skip_sync: True if no rank has joined, so that the state does not need to be sent to any.
+        skip_sync: True if no rank was added, so that no rank needs to receive the state.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -85,7 +85,7 @@ class NotInitializedError(ValueError):
     """A function that needs ``init()`` was called before it, or after ``shutdown()``."""
 
     def __init__(self, message: str = "horovodlike has not been initialized; use hvd.init().") -> None:
-        """Use the message that scripts know unless another is given."""
+        """Use a message like Horovod's unless another is given."""
         super().__init__(message)
 
 
@@ -98,12 +98,12 @@ class HorovodVersionMismatchError(ImportError):
 
     Attributes:
         name: The framework, for instance ``torch``.
-        version: The version that was built for.
-        installed_version: The version that is installed.
+        version: The version of the framework that horovodlike was built for.
+        installed_version: The version of the framework that is installed.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
-        """Build the message from the three facts."""
+        """Build the message from the arguments."""
         super().__init__(
             f"Framework {name} is installed with version {installed_version} but horovodlike was built for version "
             f"{version}. This can result in unexpected behavior including runtime errors. Reinstall horovodlike with "

@@ -1,8 +1,8 @@
 """Collectives without tensors: on numbers and on Python objects, barriers and joins.
 
 Numbers and objects are authenticated before they are read (:mod:`horovodlike._net.object_seal`). Each collective on
-them is one allgather, because then the length of each rank's data travels over the control plane, where it cannot be
-changed.
+them is one allgather: this sends the length of each rank's data over the control plane, which is authenticated, so
+that the length cannot be changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from horovodlike.process_set import UnnamedCounter, forget_numbers
 __all__ = ["allgather_object", "barrier", "broadcast_object", "highest", "join"]
 
 _unnamed = UnnamedCounter()
-_seals: dict[int, ObjectSeal] = {}  # the current one, by the generation
+_seals: dict[int, ObjectSeal] = {}  # the seal of the current generation, by its number
 basics.on_shutdown(_seals.clear)
 
 
@@ -35,7 +35,7 @@ def _barrier_request(set_id: int) -> Request:
 
 
 def barrier(process_set: int = 0) -> None:
-    """Return when all ranks of a process set, given by its id, have called it.
+    """Block until all ranks of the process set with this id have called this function.
 
     Raises:
         HorovodInternalError: The job is broken or shut down.
@@ -45,7 +45,7 @@ def barrier(process_set: int = 0) -> None:
 
 
 def join(process_set: int = 0) -> int:
-    """Say that this rank has no more data; return the rank that joined last, when all ranks of the set have joined.
+    """Declare that this rank has no more data, and wait until all ranks of the set have; return the last rank to join.
 
     Args:
         process_set: The id of a set of which this rank is a member.
@@ -55,21 +55,21 @@ def join(process_set: int = 0) -> int:
         ValueError: Not initialised, or another thread of this rank is joining already.
     """
     (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=process_set))
-    forget_numbers(process_set)  # the ranks have made different numbers of calls
+    forget_numbers(process_set)  # the ranks may have made different numbers of calls
     return int.from_bytes(output.memory[:], "little")
 
 
 def highest(name: str, numbers: Sequence[int]) -> list[int]:
-    """Return, for each number, the highest that any rank has given.
+    """Return, for each position in ``numbers``, the highest number of any rank.
 
     Collective over all ranks of the job.
 
     Args:
         name: The name by which the ranks match the operation; it must not be in flight already.
-        numbers: The same count on all ranks, each of 64 bits at most.
+        numbers: Signed integers of 64 bits at most; as many on all ranks.
 
     Raises:
-        HorovodInternalError: The job is broken or shut down, the ranks gave different amounts of numbers, or the
+        HorovodInternalError: The job is broken or shut down, the ranks gave different counts of numbers, or the
             numbers were changed on their way.
         ValueError: Not initialised.
     """
@@ -82,20 +82,20 @@ def highest(name: str, numbers: Sequence[int]) -> list[int]:
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: int = 0) -> Any:
     """Return the root's object: the object itself on the root, a copy of it elsewhere.
 
-    Collective over the ranks of a process set. Objects travel as cloudpickle, and unpickling runs code that the sender
-    chose: all ranks of a job hold its secret key and trust each other.
+    Collective over the ranks of a process set. Objects are sent as cloudpickle, and unpickling runs code that the
+    sender chose: all ranks of a job hold its secret key and trust each other.
 
     Args:
-        obj: Anything that cloudpickle can serialize; ignored on the other ranks.
+        obj: On the root, anything that cloudpickle can serialize; ignored on the other ranks.
         root_rank: The rank whose object is sent, by its number in the job.
-        name: The name by which the ranks match the operation; None: a number that counts such calls.
+        name: The name by which the ranks match the operation; None for a name with the number of the unnamed call.
         process_set: The id of a set of which this rank is a member.
 
     Raises:
         IntegrityError: The received data is not what the ranks have sent.
         HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
             has joined.
-        ValueError: Not initialised, or there is no such rank.
+        ValueError: Not initialised, or ``root_rank`` is not in the set.
     """
     name = f"horovodlike.object.{_unnamed.next(process_set)}" if name is None else name
     root_rank = integer(root_rank, "root_rank", name)
@@ -117,7 +117,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
-    """Return the objects of all ranks of a process set in the order of the ranks: copies, also of the own object.
+    """Return the objects of all ranks of a process set by rank; all are copies, also that of this rank's object.
 
     Ranks that have joined have no object in the list.
 
@@ -142,7 +142,7 @@ def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
 
 
 def _pickled(obj: object) -> tuple[bytes | None, Exception | None]:
-    """Return the object as bytes; or no bytes, and why it cannot be pickled."""
+    """Return the pickled object and None; or None and the error if it cannot be pickled."""
     try:
         return dumps(obj), None
     except Exception as error:  # whatever __reduce__ and __getstate__ raise
@@ -154,12 +154,12 @@ def _members(set_id: int) -> list[int]:
 
 
 def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opened]:
-    """Return the verified data of each rank, in the order of the ranks."""
+    """Gather ``data`` from all ranks; return the verified data of each, in the order of the ranks."""
     context = Context(name, set_id, process_set.registration(set_id), _members(set_id))
     key = basics.object_key()
     if key is None and basics.size() > 1:
         raise HorovodInternalError(f"{name}: this job has no key to authenticate objects with")
-    # Made here and not in init(), as this module may be imported later; the first of several threads makes it.
+    # Made here and not in init(), as this module may be imported later. All threads use the seal of the first thread.
     seal = _seals.setdefault(basics.generation(), ObjectSeal(key, basics.rank()))
     opened = seal.open(context, _allgather(name, seal.seal(context, data, root), set_id))
     roots = {each.root: each.rank for each in reversed(opened)}

@@ -1,7 +1,7 @@
 """Process sets: sets of ranks that run collectives among themselves.
 
 A set that has been registered on all ranks can be given to every operation. Operations on sets that have no rank in
-common run at the same time, and names belong to a set: the same name may be in flight on several.
+common run at the same time. Names belong to a set: operations of the same name may be in flight on several sets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ProcessSet:
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this process's place in the set; None while the set is not registered.
+        """Return this process's index in the set; None while the set is not registered.
 
         Raises:
             ValueError: This process is not in the set.
@@ -117,9 +117,9 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-_registered: dict[int, ProcessSet] = {}  # by id, without the global one
-_registrations: dict[int, int] = {}  # by id, the number of the registration that gave the id; equal on all ranks
-_of_all_ranks: list[ProcessSet] = []  # other sets that have the id of the global one, see register()
+_registered: dict[int, ProcessSet] = {}  # by id, without the global set
+_registrations: dict[int, int] = {}  # by id, see registration()
+_of_all_ranks: list[ProcessSet] = []  # other sets with the id of the global set, see register()
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
 _counters: list[UnnamedCounter] = []
@@ -141,14 +141,14 @@ basics.on_init(lambda _: _forget_all())
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a process set with the job, so that operations can use it.
 
-    All ranks of the job have to call this, with the same ranks, and in the same order as other changes of process sets.
+    All ranks of the job have to call this with the same set, and make all changes of process sets in the same order.
     One thread at a time.
 
     Args:
         process_set: The set, or its ranks.
 
     Returns:
-        The set, which now has an id. Ids of sets that were removed are used again.
+        The set, which now has an id. Ids of removed sets are reused.
 
     Raises:
         ValueError: The ranks are not valid, a registered set has the same ranks, or `init()` has not been called.
@@ -170,18 +170,18 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def add_by_members(ranks: Sequence[int]) -> int:
-    """Register a set that only its ranks ask for, and return its id; for bindings. Other ranks do nothing.
+    """Register a set by calls on its members only, and return its id; for bindings. Other ranks do nothing.
 
-    It is none of the sets of `add_process_set`, of which one may have the same ranks, and it stays until the job ends.
+    The set is separate from those of `add_process_set`, even from one with the same ranks. It stays until the job ends.
 
     Args:
-        ranks: Ascending, and this rank among them.
+        ranks: The members, ascending; this rank is one of them.
 
     Raises:
-        ValueError: The ranks are not valid, or this rank is none of them.
+        ValueError: The ranks are not valid, or this rank is not one of them.
         HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
     """
-    # Requests of one name must have the same ranks: the coordinator waits for those of the first.
+    # Each list of ranks has a name of its own, since the coordinator waits for the ranks of a name's first request.
     name = f"add_process_set.by_members.{hashlib.sha256(str(list(ranks)).encode()).hexdigest()}"
     request = Request(Kind.ADD_PROCESS_SET, name, [], arguments=ranks, root_rank=ranks[0])
     (output,) = ops.carry_out_once(request, tuple(ranks))
@@ -199,9 +199,9 @@ def on_removed(notify: Callable[[int], None]) -> None:
 
 
 class UnnamedCounter:
-    """Numbers the unnamed operations of each process set, which its members make in the same order.
+    """Counts the unnamed operations of each process set; the members of a set make them in the same order.
 
-    It begins with 0 in each job, since some ranks are new in it, and when an id is given to another set.
+    It begins with 0 in each job, since some of the ranks may be new, and when an id is given to another set.
     """
 
     def __init__(self) -> None:
@@ -215,16 +215,16 @@ class UnnamedCounter:
         return next(self._numbers.setdefault(set_id, itertools.count()))
 
     def take_back(self, set_id: int, number: int) -> None:
-        """Give the next operation this number: this rank has refused the one that had it, which others do not count."""
+        """Give ``number`` to the next operation: the one that had it was refused on this rank, and never sent."""
         self._numbers[set_id] = itertools.count(number)
 
     def forget(self, set_id: int) -> None:
-        """Begin with 0 again."""
+        """Begin with 0 again for this set."""
         self._numbers.pop(set_id, None)
 
 
 def forget_numbers(set_id: int) -> None:
-    """Have all counters of a set begin with 0 again: its ranks have made different numbers of calls."""
+    """Have all counters of a set begin with 0 again, because its ranks may have made different numbers of calls."""
     for counter in _counters:
         counter.forget(set_id)
 
@@ -246,7 +246,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set_id = process_set.process_set_id
     if process_set is global_process_set or process_set_id is None:
         return False
-    if process_set_id == 0:  # on all ranks
+    if process_set_id == 0:  # has all ranks, see register()
         _of_all_ranks.remove(process_set)
         process_set.process_set_id = None
         return True
@@ -284,7 +284,7 @@ basics.on_process_sets(register)
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """Return the ranks of all registered sets and the global one, by id."""
+    """Return the ranks of all registered sets and of the global set, by id."""
     basics.size()  # raises before init()
     return {set_id: members(set_id) for set_id in (0, *sorted(_registered))}
 
@@ -297,7 +297,7 @@ def members(process_set_id: int) -> list[int]:
 
 
 def registration(process_set_id: int) -> int:
-    """Return the number of the registration that gave a set its id: unlike the id, another set never has it.
+    """Return the number of the registration that gave a set its id. Unlike the id, this number is never reused.
 
     Equal on all ranks. 0 for the global set.
     """

@@ -6,10 +6,10 @@ A *fault plan* says which rank fails, when, where and how. It is a YAML file for
     - {rank: 0, step: 35, point: commit, action: slow, seconds: 3}
     - {rank: 2, step: 5, generation: 2, point: rendezvous, action: raise}
 
-Each fault happens once, in the process that has this rank in this *generation* of an elastic job: a job begins with
-generation 1, and each change of its members begins a new one. A job that is not elastic has generation 1 only. The
+Each fault happens once, in the process that has the rank in the given *generation* of an elastic job: a job begins
+with generation 1, and each change of its members begins a new one. A job that is not elastic has generation 1 only. The
 *step* is the number of commits that the elastic state has seen, so step 0 lasts until the first commit. A script
-without an elastic state marks the begin of its steps itself::
+without an elastic state marks the beginning of its steps itself::
 
     from horovodlike import testing
 
@@ -23,7 +23,7 @@ The points:
 * ``step``: when the step begins
 * ``negotiation``: in the step, when the engine has sent a request and has no answer yet
 * ``data``: in the step, in the middle of the data of an allreduce, so that no rank completes it
-* ``commit``: in the commit that ends the step, when this rank has saved the state and the ranks have not agreed yet
+* ``commit``: in the commit that ends the step, after this rank has saved the state and before the ranks have agreed
 
 The actions:
 
@@ -33,7 +33,7 @@ The actions:
   host, where ranks communicate without connections
 * ``slow``: the process sleeps for ``seconds``
 
-Without a plan (HOROVODLIKE_FAULT_PLAN is not set) none of this costs anything.
+Without a plan (HOROVODLIKE_FAULT_PLAN is not set), fault injection costs nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["ACTIONS", "POINTS", "VARIABLE", "Fault", "FaultPlan", "InjectedFault
 POINTS = ("rendezvous", "negotiation", "data", "commit", "sync", "step")
 ACTIONS = ("raise", "SIGKILL", "SIGSTOP", "SIGTERM", "close", "slow")
 VARIABLE = environment.FAULT_PLAN
-"""The environment variable that makes a plan active: the plan as JSON."""
+"""The environment variable with the active plan, as JSON."""
 
 _IN_ENGINE = {"negotiation": lib.HVL_FAULT_IN_NEGOTIATION, "data": lib.HVL_FAULT_IN_DATA}
 
@@ -73,7 +73,7 @@ class Fault:
 
     Attributes:
         rank: The rank that fails.
-        step: The step in which it fails: the number of commits before.
+        step: The step in which it fails: the number of commits before it.
         point: The point of the step, one of :data:`POINTS`.
         action: The kind of fault, one of :data:`ACTIONS`.
         seconds: How long ``slow`` lasts.
@@ -135,7 +135,7 @@ class FaultPlan:
 
         Raises:
             OSError: The file cannot be read.
-            ConfigError: The file has no plan; the message names the file and the entry.
+            ConfigError: The content is not a valid plan; the message names the file and the entry.
         """
         import yaml
 
@@ -149,7 +149,7 @@ class FaultPlan:
         """Return the plan that :meth:`to_json` has written.
 
         Raises:
-            ConfigError: The text is no plan.
+            ConfigError: The text is not a valid plan.
         """
         try:
             return cls.from_entries(json.loads(text))
@@ -230,14 +230,14 @@ _active = _find_plan()
 
 
 def reach(point: str, step: int | None = None) -> None:
-    """Note that this process has reached a point, and execute its faults of the plan. Does nothing without a plan.
+    """Note that this process has reached a point, and inject the plan's faults for it. Does nothing without a plan.
 
-    Elastic states and ``init()`` call it themselves, if there is a plan. It is for the thread that trains.
+    Call it from the thread that trains. Elastic states and ``init()`` call it themselves if there is a plan.
 
     Args:
-        point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine reaches; faults for these
-            are armed at ``step``.
-        step: The number of commits so far. None: as of the last call, at first 0.
+        point: One of :data:`POINTS` except ``negotiation`` and ``data``: the engine reaches these itself, and their
+            faults are armed at ``step``.
+        step: The number of commits so far. None: the number of the last call, 0 at first.
 
     Raises:
         InjectedFault: The plan has the action ``raise`` here.

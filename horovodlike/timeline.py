@@ -1,8 +1,8 @@
-"""The timeline: what each rank did when, for Chrome's ``about:tracing`` or https://ui.perfetto.dev.
+"""The timeline: a trace of each rank's collectives, for Chrome's ``about:tracing`` or https://ui.perfetto.dev.
 
-Every rank writes a file of its own, which is whole at any time; ``python -m horovodlike.timeline`` lays those of all
-ranks over each other. A row is a tensor and, within it, a rank. ``NEGOTIATE_ALLREDUCE`` lasts from when the rank had
-the tensor ready until all ranks had and it was its turn, ``ALLREDUCE`` until its batch was done.
+Every rank writes a file of its own, which is complete JSON at any time; ``python -m horovodlike.timeline`` merges the
+files of all ranks. Each tensor is a process of the trace, and each rank a thread in it. ``NEGOTIATE_ALLREDUCE`` lasts
+from the rank's request until the tensor's batch begins, and ``ALLREDUCE`` from then until the batch is done.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _START = "start_time_since_epoch_in_micros"
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begin to write a timeline of this rank. Call it on all ranks, or on those that are of interest.
 
-    One that is being written already is ended first. ``HOROVODLIKE_TIMELINE`` does the same in ``init()``.
+    A timeline in progress is ended first. ``init()`` starts a timeline if ``HOROVODLIKE_TIMELINE`` is set.
 
     Args:
-        file_path: For all ranks; see :func:`path_of_rank` for what is made of it. An existing file is overwritten.
+        file_path: The same on all ranks; :func:`path_of_rank` derives each rank's file, which is overwritten.
         mark_cycles: Also mark where batches begin.
 
     Raises:
@@ -54,7 +54,7 @@ def stop_timeline() -> None:
 
 
 def files_of_job(file_path: Path) -> list[Path]:
-    """Return the files that the ranks have written for one ``file_path``, by rank."""
+    """Return the existing files of the ranks' timelines for one ``file_path``, in the order of the ranks."""
     pattern = re.compile(rf"{re.escape(file_path.stem)}\.rank(\d+){re.escape(file_path.suffix)}")
     found = (pattern.fullmatch(other.name) for other in file_path.parent.iterdir())
     ranks = sorted(int(match[1]) for match in found if match)
@@ -62,7 +62,7 @@ def files_of_job(file_path: Path) -> list[Path]:
 
 
 def merge(timelines: Iterable[Sequence[Event]]) -> list[Event]:
-    """Merge the timelines of ranks: rows by the tensors' names, times by the clock.
+    """Merge the timelines of ranks: tensors are matched by name, and times are aligned by the clocks.
 
     Args:
         timelines: The events of each rank.
@@ -71,7 +71,7 @@ def merge(timelines: Iterable[Sequence[Event]]) -> list[Event]:
         One timeline: a process for each tensor, and in it a thread for each rank.
 
     Raises:
-        ValueError: One of them has no start time: it is no timeline of this package.
+        ValueError: A timeline has no start time, so this package has not written it.
     """
     ranks = [_read(events) for events in timelines]
     began = min((start for start, _ in ranks), default=0)
@@ -106,7 +106,7 @@ def _named(what: str, row: int, **arguments: Any) -> Event:  # noqa: ANN401 - an
 
 
 def merge_files(paths: Sequence[Path], output: Path) -> int:
-    """Merge files into one; return how many events it has."""
+    """Merge timeline files into one; return the number of its events."""
     events = merge(json.loads(path.read_text(encoding="utf-8")) for path in paths)
     lines = ",\n".join(json.dumps(event) for event in events)
     output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

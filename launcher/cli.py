@@ -1,4 +1,4 @@
-"""The command line of ``hvdrun``, and of ``horovodrun`` where that second name is installed."""
+"""The command line of ``hvdrun``, and of ``horovodrun`` if it is installed under that name too."""
 
 import argparse
 import os
@@ -34,9 +34,9 @@ USAGE_ERROR = 2
 _SELFTEST = Path(__file__).with_name("tools") / "selftest.py"
 _SELFTEST_RANKS = 2
 _OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
-"""Their values are options of other programs, and begin with a dash."""
+"""Flags whose values are options of other programs, and so begin with a dash."""
 _INDEX = "JOB_COMPLETION_INDEX"
-"""Where Kubernetes puts the number of an Indexed Job's pod."""
+"""The variable with the pod's index in an Indexed Job of Kubernetes."""
 _RENDEZVOUS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
@@ -104,8 +104,8 @@ def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Split the words into options and the command.
 
-    argparse would take the command's own options for ours, if only to report that an abbreviation is ambiguous; and
-    those of other programs as well, unless an equals sign stands before them.
+    Without this, argparse would parse the command's own options as hvdrun's, if only to report that an abbreviation is
+    ambiguous. A value that is another program's option is joined to its flag with an equals sign for the same reason.
     """
     values = {
         name: 1 if action.nargs is None else int(action.nargs)
@@ -131,7 +131,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[s
 
 
 def _values_of(word: str, values: Mapping[str, int]) -> int:
-    """Return how many words after an option, which may be abbreviated, are its own."""
+    """Return how many of the words after an option are its values; the option may be abbreviated."""
     name, equals, _ = word.partition("=")
     meant = [name] if name in values else [known for known in values if known.startswith(name)]
     return 0 if equals else max((values[known] for known in meant), default=0)
@@ -152,13 +152,13 @@ def _number_of_ranks(text: str | None) -> int | None:
 
 
 def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """Return the options, ``compat`` among them, and the command."""
+    """Parse the words; return the options, with ``compat`` set for ``horovodrun`` too, and the command."""
     parser = _make_parser(program, compat=True)
     words, command = _split(parser, argv)
     if program != HOROVODRUN and "--compat" not in words:
         known = horovod_options.flags()
         foreign = next((word for word in words if word.partition("=")[0] in known), None)
-        # Horovod's flags would make abbreviations of ours ambiguous, so they are added only with --compat.
+        # Horovod's flags would make abbreviations of hvdrun's flags ambiguous, so only --compat adds them.
         parser = _make_parser(program, compat=False)
         if foreign is not None:
             parser.error(f"{foreign} is an option of Horovod's, which only --compat accepts")
@@ -169,9 +169,9 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """Return the settings that were given, and the names of Horovod's that were given and have no effect.
+    """Return the settings that were given, and the names of Horovod's options that were given and have no effect.
 
-    Horovod's configuration file may choose MPI, which then is in ``arguments``.
+    If a configuration file of Horovod's chooses MPI, this sets ``arguments.mpi``.
     """
     settings = {}
     keys: list[str] = []
@@ -198,7 +198,7 @@ def _flags_without_effect(arguments: argparse.Namespace) -> list[str]:
 
 
 def _names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return by setting the flag or key under which the user has asked for it; others were asked for by variables."""
+    """Return the flag or key with which the user has given each setting; settings from variables are left out."""
     return {
         option.setting: option.flag if getattr(arguments, option.field) is not None else str(option.key)
         for option in options.OPTIONS
@@ -271,7 +271,7 @@ def _key_of_nodes(path: str | None, environ: Mapping[str, str]) -> JobKey:
 
 
 def _fault_plan(path: str | None) -> Mapping[str, str]:
-    """Return the variable that hands a plan of faults to the ranks; none without a plan.
+    """Return the environment variable that passes the fault plan to the ranks; no variable without a plan.
 
     Raises:
         UsageError: The file cannot be read, or is no plan.
@@ -284,7 +284,7 @@ def _fault_plan(path: str | None) -> Mapping[str, str]:
         return {"HOROVODLIKE_FAULT_PLAN": FaultPlan.load(path).to_json()}
     except OSError as error:
         raise UsageError(f"--chaos {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # it names the file
+    except (ValueError, RecursionError) as error:  # the message names the file
         raise UsageError(f"--chaos {error}") from None
 
 
@@ -294,7 +294,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     Args:
         argv: The words after the program's name.
         environ: The environment; its settings are checked, and used where nothing else is given.
-        program: The name that the user called; ``horovodrun`` stands for ``hvdrun --compat``.
+        program: The name by which the user started it; ``horovodrun`` stands for ``hvdrun --compat``.
 
     Returns:
         The job.
@@ -352,18 +352,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
 
 
 def _open_standard_streams() -> None:
-    """Open ``/dev/null`` in place of those that are closed: what is opened next would get their numbers and output.
+    """Open ``/dev/null`` in place of closed standard streams; the next file opened would get their number and output.
 
-    To be called while there is one thread, before anything is opened.
+    Call this before any other thread is started or any file is opened.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free, which is this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
             os.set_inheritable(opened, True)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # print() would take standard output for standard error
+        if getattr(sys, name) is None:  # print(file=None) would write to standard output
             null = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, open(null, "w", closefd=False))  # noqa: SIM115 - stays open
 
@@ -390,7 +390,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     except (OSError, HostsError, RendezvousError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before the ranks were there to pass it on to
+    except KeyboardInterrupt:  # interrupted before there were ranks to pass the signal on to
         return 130
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 
 class UsageError(ValueError):
-    """The job cannot be started as it was asked for; the message names the culprit and the remedy."""
+    """The job cannot be started as it was asked for; the message names the cause and the remedy."""
 
 
 class HostsError(RuntimeError):
-    """Some hosts cannot take part in the job; the message lists them, and why."""
+    """Some hosts cannot take part in the job; the message lists them with the reasons."""
 
 
 class RankFailedError(RuntimeError):
@@ -20,7 +20,7 @@ class RankFailedError(RuntimeError):
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
-        """Keep the facts beside the message."""
+        """Store the rank and its exit code beside the message."""
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
@@ -41,12 +41,12 @@ def listed(noun: str, numbers: Sequence[int]) -> str:
 
 
 def given(name: str, value: object) -> str:
-    """Name a value in messages: ``-np 2`` or, if it is not a flag's, ``np=2``."""
+    """Write a name and its value: ``-np 2`` for a flag, ``np=2`` for other names."""
     return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
 
 
 def shown(value: object) -> str:
-    """Write a value as Python does, which does not write out numbers of thousands of digits."""
+    """Return ``repr(value)``; or a note for an integer of thousands of digits, which Python does not write out."""
     try:
         return repr(value)
     except ValueError:

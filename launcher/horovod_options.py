@@ -1,4 +1,4 @@
-"""The options of ``horovodrun`` without effect here: known by name, so that job scripts keep working."""
+"""The options of ``horovodrun`` that are accepted but have no effect here, so that job scripts keep working."""
 
 import argparse
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HorovodOption:
-    """Some flags and configuration-file keys of Horovod's that share a fate.
+    """Some flags and configuration-file keys of Horovod's that have no effect for the same reason.
 
     Attributes:
         reason: Why they have no effect.
-        switches: The flags that stand alone.
-        flags: The flags that have a value.
-        keys: ``section.key`` of the configuration file.
+        switches: The flags without a value.
+        flags: The flags with a value.
+        keys: The keys of the configuration file, as ``section.key`` or, at the top level, ``key``.
     """
 
     reason: str
@@ -49,12 +49,12 @@ HOROVOD_OPTIONS = (
 
 
 def flags() -> dict[str, HorovodOption]:
-    """Return the row of each flag."""
+    """Return the row of each flag, by flag."""
     return {flag: row for row in HOROVOD_OPTIONS for flag in (*row.switches, *row.flags)}
 
 
 class _Note(argparse.Action):
-    """Notes that a flag was given; its value does not matter."""
+    """Adds the flag to the list of given flags; ignores its value."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -78,19 +78,19 @@ def given(arguments: argparse.Namespace) -> list[str]:
 
 
 def chooses_mpi(content: Any) -> bool:
-    """Whether what a configuration file holds, of any shape, asks for what ``--mpi`` does."""
+    """Return whether the content of a configuration file, of any shape, chooses MPI as ``--mpi`` does."""
     return isinstance(content, Mapping) and str(content.get("controller")).lower() == "mpi"
 
 
 def without_effect(content: Any, mpi: bool = False) -> tuple[Any, list[str]]:
-    """Take the keys that have no effect out of what a configuration file holds, and the choice of MPI.
+    """Remove the choice of MPI and the keys that have no effect from the content of a configuration file.
 
     Args:
         content: The content of the file, of any shape.
-        mpi: The job runs with MPI, so that its choice has an effect.
+        mpi: Whether the job runs with MPI, so that the choice of MPI has an effect.
 
     Returns:
-        What is left of it, and the keys that were taken out.
+        The remaining content, and the removed keys that have no effect.
     """
     if not isinstance(content, Mapping):
         return content, []

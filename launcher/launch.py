@@ -1,4 +1,4 @@
-"""One way from the options that were given to a job to its exit code: the specification, and eight steps in order."""
+"""The way of every job from its options to its exit code: make the specification, then run eight steps in order."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,17 +27,17 @@ def make_spec(
     *,
     files: Mapping[str, str] | None,
 ) -> JobSpec:
-    """Put a job together, and check the files that ranks of this machine will write.
+    """Complete the specification of a job, and check the files that ranks on this machine will write.
 
     Args:
-        asked: The command, the number of ranks, and all else that neither settings nor hosts decide.
+        asked: The specification with the command, the number of ranks, and all that neither settings nor hosts decide.
         values: All settings.
         where: The hosts of the job.
         elastic: The elastic part of the job, or None.
-        settings: The settings that were asked for.
+        settings: The settings that were asked for, as environment variables.
         environ: The environment, from which the other settings come.
-        files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
-            not known yet, so that nothing is checked.
+        files: For each setting, the option with which the user gave it; other settings come from variables. None if the
+            hosts are not known yet, so that no file is checked.
 
     Raises:
         UsageError: A file cannot be written.
@@ -82,7 +82,7 @@ def launch(
     take_signals: bool = False,
     reasons: Sequence[str] = (),
 ) -> "Outcome":
-    """Run a job, and return when nothing is left of it.
+    """Run a job, and return when all its processes have ended.
 
     The rendezvous server is started before the ranks are planned, since their variables carry its port.
 
@@ -90,14 +90,14 @@ def launch(
         spec: The job.
         command: The words that each rank executes.
         environ: The environment that the ranks inherit.
-        discovery: Finds the hosts of an elastic job; None for those of the job. It is closed in the end.
-        task: The file that every rank can read.
+        discovery: Finds the hosts of an elastic job; None for the hosts in ``spec``. It is closed at the end.
+        task: The content of a file that every rank can read, or None.
         take_signals: Pass this process's signals on to the ranks; only in the main thread.
         reasons: Further lines for ``verbose``.
 
     Raises:
         UsageError: The job does not fit its hosts; nothing has been started.
-        HostsError: Some hosts cannot take part, or could not be found; nothing is left of what was started.
+        HostsError: Some hosts cannot take part, or could not be found; all started processes have been ended.
         BaseException: An interrupt (KeyboardInterrupt); the ranks have been ended.
     """
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def launch(
 
 
 def _variant(spec: JobSpec) -> "type[Launch]":
-    """Choose what starts the ranks; a module is imported only if it is needed."""
+    """Return the class that runs this kind of job; only the module of that class is imported."""
     if spec.nodes is not None:
         from horovodlike.launcher.supervisor.node_job import FollowerLaunch, LeaderLaunch
 

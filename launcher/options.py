@@ -37,22 +37,22 @@ class Option:
 
     Attributes:
         field: The attribute of the parsed arguments.
-        flags: The names on the command line, Horovod's spellings among them; of a pair, the one that means yes. None
-            for what only ``horovodlike.run`` takes.
-        help: The text in ``--help``; that of the setting if it stands for one.
+        flags: The names on the command line, Horovod's spellings among them; of a yes/no pair, the flag for yes. Empty
+            for an argument that only ``horovodlike.run`` takes.
+        help: The text in ``--help``; for a setting, it follows the setting's own help.
         group: The group in ``--help``.
         metavar: The placeholder for the value in ``--help``.
         action: argparse's action; None keeps the value.
         more: Further arguments of ``add_argument``.
-        arguments: The names among the arguments of ``horovodlike.run``.
-        kind: The type that ``horovodlike.run`` takes, and how messages describe it.
+        arguments: The names of the argument of ``horovodlike.run``; empty if it has none.
+        kind: The type of that argument, and its description in messages.
         bounds: The least and the greatest integer that is accepted.
-        elastic: ``decides``: the job is elastic if it is given; ``serves``: it is for elastic jobs.
-        setting: Its row of ``horovodlike.config.SETTINGS``, if it stands for one.
+        elastic: ``decides``: if given, it makes the job elastic; ``serves``: it has an effect in elastic jobs only.
+        setting: The name of its row in ``horovodlike.config.SETTINGS``, if it stands for a setting.
         key: ``section.key`` of the configuration file, or None.
-        opposite: The flag that means no; only of settings that are yes or no.
-        scale: How many of the setting's units one unit of the flag is.
-        inverted: The flag means the opposite of the setting.
+        opposite: The flag that means no; only for boolean settings.
+        scale: The number of the setting's units in one unit of the flag, such as bytes in a MiB.
+        inverted: Whether the flag means the opposite of the setting.
     """
 
     field: str
@@ -79,12 +79,12 @@ class Option:
 
     @property
     def row(self) -> Setting:
-        """The setting."""
+        """The setting that the option stands for."""
         return SETTINGS[str(self.setting)]
 
     @property
     def shown(self) -> str:
-        """The flag in ``--help``: of a pair, the one that changes something."""
+        """The flag in ``--help``: of a yes/no pair, the one that changes the default."""
         return self.flag if self.opposite is None or self.row.default == self.inverted else self.opposite
 
 
@@ -201,7 +201,7 @@ ELASTIC_ARGUMENTS = frozenset(name for name, option in _BY_ARGUMENT.items() if o
 
 
 class _Store(argparse.Action):
-    """Keeps the value, and by which of its names the flag was given."""
+    """Stores the value, and the name of the flag that the user typed."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -211,7 +211,7 @@ class _Store(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of each option; the parser must know the actions of this program."""
+    """Add the flags of each option; the parser must know this program's own actions, such as ``print_version``."""
     parser.set_defaults(given={})
     groups: dict[str, Any] = {_GENERAL: parser}
     groups |= {name: parser.add_argument_group(name, text) for name, text in _GROUPS.items()}
@@ -254,7 +254,7 @@ def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _variable(option: Option, text: str, source: str) -> str:
-    """Return the text of the environment variable for a value that was given; check it."""
+    """Check a given value, and return it as the value of the setting's environment variable."""
     if option.inverted:
         text = {"1": "0", "0": "1"}[text]
     if option.scale != 1:
@@ -283,7 +283,7 @@ def read_file(path: str) -> Any:
     """Return the content of a configuration file.
 
     Raises:
-        UsageError: The file is missing, is no YAML or has a key twice; the message names it.
+        UsageError: The file is missing, is not YAML or has a key twice; the message names it.
     """
     import yaml  # imported only where there is a file
 
@@ -294,7 +294,7 @@ def read_file(path: str) -> Any:
             content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no date, too long a number, too deep
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an invalid date, too long a number, too deep
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
     if isinstance(root, yaml.MappingNode):
         _refuse_repetitions(root, path)
@@ -305,7 +305,7 @@ def read_file(path: str) -> Any:
 
 
 def _refuse_repetitions(mapping: Any, path: str, prefix: str = "") -> None:
-    """Reject a key that comes again, whose first value YAML drops."""
+    """Reject a key that occurs twice: the YAML parser would drop the first value."""
     lines: dict[str, int] = {}
     for key, _ in mapping.value:
         name, line = f"{prefix}{key.value}", key.start_mark.line + 1
@@ -317,7 +317,7 @@ def _refuse_repetitions(mapping: Any, path: str, prefix: str = "") -> None:
 
 
 def from_mapping(content: Any, path: str) -> dict[str, str]:
-    """Return the environment variables of the settings in the content of a configuration file.
+    """Translate the content of a configuration file into environment variables, one for each setting in it.
 
     Args:
         content: Sections by name, each with its keys and values.
@@ -369,7 +369,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     """Check that arguments of ``horovodlike.run`` have a type that can be used; all but the function may be None.
 
     Raises:
-        UsageError: One has not.
+        UsageError: An argument cannot be used; the message names it.
     """
     if not callable(given["func"]):
         raise UsageError(f"run(): func={shown(given['func'])} cannot be used: it must be a function")
@@ -395,10 +395,10 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def take_integer(name: str, value: Any) -> int | None:
-    """Return the integer that an argument of ``horovodlike.run`` is, or None if it is not given.
+    """Return an argument of ``horovodlike.run`` as an integer, or None if it is not given.
 
     Raises:
-        UsageError: It is none, or is out of bounds.
+        UsageError: The argument is not an integer, or is out of bounds.
     """
     if value is None:
         return None
@@ -418,10 +418,10 @@ def _check_bounds(option: Option, number: int | None, source: str) -> int:
 
 
 def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
-    """Return the number of ranks, for which there are two names.
+    """Return the number of ranks, which ``horovodlike.run`` takes under two names.
 
     Raises:
-        UsageError: It is none, or the two differ.
+        UsageError: An argument is not an accepted integer, or the two differ.
     """
     first, second = take_integer("num_proc", num_proc), take_integer("np", np)
     if first is not None and second is not None and first != second:
@@ -430,7 +430,7 @@ def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
 
 
 def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of the arguments that stand for settings of the same name; None is skipped.
+    """Return the environment variables for arguments that have the names of settings; those that are None are skipped.
 
     Raises:
         UsageError: A value is not accepted.
@@ -452,12 +452,12 @@ def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_elastic(arguments: argparse.Namespace) -> bool:
-    """Whether the command line asks for an elastic job."""
+    """Return whether the command line asks for an elastic job."""
     return any(_BY_FIELD[name].elastic == "decides" for name in arguments.given)
 
 
 def without_effect(arguments: argparse.Namespace) -> list[str]:
-    """List the flags that were given and have an effect in an elastic job only, if the job is not elastic."""
+    """List the given flags that have no effect because the job is not elastic."""
     if is_elastic(arguments):
         return []
     given: dict[str, str] = arguments.given
@@ -473,8 +473,8 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         values: The settings.
 
     Raises:
-        UsageError: A value is not accepted, or does not go with other flags; with ``compat``, those of elastic jobs are
-            without effect in others.
+        UsageError: A value is not accepted, or flags contradict each other. With ``compat``, flags for elastic jobs
+            are ignored in other jobs instead.
     """
     if not is_elastic(arguments):
         idle = without_effect(arguments)
@@ -503,7 +503,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
 
     Args:
         given: Arguments; only those of :data:`ELASTIC_ARGUMENTS` that are not None count.
-        always: The job is elastic in any case.
+        always: Whether the job is elastic even without these arguments.
         values: The settings.
 
     Raises:

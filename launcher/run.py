@@ -76,43 +76,46 @@ def run(
 ) -> list[T]:
     """Run a function in several new processes, which form a job, on this machine or on several.
 
-    The function is pickled by value where it must be (a notebook's cell, a lambda), and so is what it returns. Output
-    of the ranks goes to this process's, with a prefix. Blocks until nothing is left of the job. May be called from any
-    thread; an interrupt (KeyboardInterrupt) ends the job.
+    The function, its arguments and its result are sent by cloudpickle, so a lambda or a function from a notebook works,
+    too. The output of the ranks appears in the output of this process, with a prefix. The call blocks until all
+    processes of the job have ended. It may be made from any thread; an interrupt (KeyboardInterrupt) ends the job.
 
     Args:
         func: The function that each rank calls; it calls ``init()`` if it wants to communicate.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of ranks. If neither it nor ``np`` is given: all slots of the hosts that are named, or 1.
-        np: The same.
-        env: The environment of the ranks; this process's if None. Other hosts keep what is their own, such as HOME.
+        np: Horovod's other name for ``num_proc``.
+        env: The environment of the ranks; if None, the environment of this process. On other hosts, variables such as
+            HOME keep the values that they have there.
         hosts: The hosts and their slots, as in ``"node-1:4,node-2:4"``.
         hostfile: A file with hosts, in lines such as ``node-1 slots=4``.
         start_timeout: How long ``init()`` waits for all ranks, and this call for the hosts, in seconds.
-        ssh_port: The port of ssh's servers on the other hosts.
+        ssh_port: The port of the ssh server on each of the other hosts.
         ssh_identity_file: The private key for ssh.
         network_interfaces: The network between the hosts: names of interfaces, or networks such as ``10.0.0.0/8``.
-        output_filename: A folder where each rank's output goes as well.
-        verbose: Explains decisions on standard error.
+        output_filename: A folder; the output of each rank is written to files there as well.
+        verbose: Whether to explain the decisions of the launcher on standard error.
         executable: The Python interpreter of the ranks; this one if None.
-        gpus_per_rank: How many GPUs each rank sees, in ``CUDA_VISIBLE_DEVICES``: its own, by local rank; with 0
-            all that the job has on its host. None: what ``HOROVODLIKE_GPUS_PER_RANK`` says, or 0.
+        gpus_per_rank: How many GPUs each rank gets for itself, in ``CUDA_VISIBLE_DEVICES``, in the order of local
+            ranks. 0: each rank sees all GPUs that the job has on its host. None: the value of
+            ``HOROVODLIKE_GPUS_PER_RANK``, or 0 if that is not set.
         host_discovery: Finds the hosts of an elastic job, which may come and go.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
             ``cooldown_range``, ``discovery_timeout``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period``
-            are as hvdrun's options of these names. Those without a meaning here are ignored with a DeprecationWarning.
+            mean the same as the options of hvdrun with these names. ``disable_cache``, ``mpi_args``,
+            ``use_gloo`` and ``use_mpi`` have no effect, and give a DeprecationWarning.
 
     Returns:
-        What the function has returned, by rank; of an elastic job, by the ranks of those that were members in the end
-        and have returned something.
+        The return values of the function, by rank. For an elastic job: those of its last members, in the order of
+        their ranks; members without one are left out.
 
     Raises:
         RankFailedError: A rank ended without a result, such as by a signal.
         HostsError: Some hosts cannot take part; the message says why. It is a RuntimeError.
         UsageError: An argument cannot be used; it is a ValueError.
-        Exception: The function has raised it in the rank that failed first; its cause is a :class:`RemoteTraceback`.
+        Exception: The function raised it on the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
     check_arguments(
         {

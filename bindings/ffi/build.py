@@ -1,4 +1,4 @@
-"""Makes the source of horovodlike._engine.native (cffi, API mode) from the marked block of hvl.h."""
+"""Generates the source of horovodlike._engine.native (cffi, API mode) from the marked block of hvl.h."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ _BLOCK = re.search(r"/\* cffi:begin \*/(.*)/\* cffi:end \*/", _HEADER, re.DOTALL
 if _BLOCK is None:
     raise RuntimeError("hvl.h has lost its cffi:begin and cffi:end marks")
 
-# The functions of hvl_external that horovodlike._engine.mpi_provider defines, declared as the pointers in the struct
-# are.
+# Declarations, made from the function pointers of hvl_external, of the functions that horovodlike._engine.mpi_provider
+# defines: each has the name of its pointer after `hvl_mpi_`.
 _EXTERNAL = re.search(r"typedef struct hvl_external \{(.*?)\} hvl_external;", _BLOCK.group(1), re.DOTALL)
 if _EXTERNAL is None:
     raise RuntimeError("hvl.h has lost its hvl_external")
@@ -20,6 +20,6 @@ _FUNCTIONS = re.sub(r"\(\*(\w+)\)", r"hvl_mpi_\1", _EXTERNAL.group(1).replace("v
 ffibuilder = FFI()
 ffibuilder.cdef(_BLOCK.group(1))
 ffibuilder.cdef(f'extern "Python" {{ {_FUNCTIONS} }}')
-# hvl_callbacks.allocate, which horovodlike._engine.ops defines.
+# The function for hvl_callbacks.allocate, which horovodlike._engine.requests defines.
 ffibuilder.cdef('extern "Python" void* hvl_allocate_output(void* context, int32_t index, const hvl_output* output);')
 ffibuilder.set_source("horovodlike._engine.native", '#include "hvl.h"', py_limited_api=True)

@@ -1,6 +1,6 @@
-"""The entry point by which PyTorch learns of the backend `hvd`, when it is imported or when the name is first used.
+"""The entry point through which PyTorch finds the backend `hvd`, when torch is imported or the name is first used.
 
-`import torch` runs this: so it imports nothing of horovodlike, and never raises.
+`import torch` runs this module, so it imports nothing from horovodlike, and never raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "hvd"
 
 
 def register() -> None:
-    """Register the backend. PyTorch calls it as an entry point; a second time it does nothing new."""
+    """Register the backend. PyTorch calls this as an entry point; a second call changes nothing."""
     try:
         from torch.distributed import Backend
 

@@ -12,8 +12,8 @@ The modules behind this façade:
 
 * :mod:`horovodlike.keras.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.keras.callbacks`: callbacks for `fit(callbacks=...)`
-* :mod:`horovodlike.keras.elastic`: training that continues when ranks come and go
-* :mod:`horovodlike.keras.functions`: collectives on values, and variables brought to the same value on all ranks
+* :mod:`horovodlike.keras.elastic`: training that continues when ranks are added or lost
+* :mod:`horovodlike.keras.functions`: collectives on values, and broadcasts of variables
 * :mod:`horovodlike.keras.saving`: `load_model`
 """
 
@@ -84,7 +84,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name that depends on Keras's backend when it is first used."""
+    """Return `Compression`, which depends on Keras's backend and is imported on first use."""
     if name == "Compression":
         from horovodlike.keras import _backend
 

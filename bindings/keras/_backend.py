@@ -1,7 +1,7 @@
-"""The Keras that this process uses, and the interface of its backends: how gradients of their own type are reduced.
+"""The choice between Keras 3 and tf_keras, and the interface by which gradients are reduced on each Keras backend.
 
-It is Keras 3, or tf_keras, which is Keras 2, where TF_USE_LEGACY_KERAS asks for it. The binding of each framework has
-the backend of Keras that is made of it, and the one of TensorFlow also tf_keras: nothing here imports them by itself.
+This process uses Keras 3, or tf_keras (Keras 2) if TF_USE_LEGACY_KERAS is set. The code for each backend of Keras is in
+the binding of its framework, and the code for tf_keras in that of TensorFlow. It is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from horovodlike.process_set import ProcessSet
 
-# What TensorFlow takes for a yes, for `tf.keras`. It says nothing of Keras 3 on another backend.
+# TensorFlow accepts these values as true. On another backend the variable is ignored: tf_keras has only TensorFlow.
 is_tf_keras = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True") and os.environ.get(
     "KERAS_BACKEND", "tensorflow"
 ) in ("", "tensorflow")
@@ -43,14 +43,14 @@ _OTHER = {
 
 
 def check(given: Any, what: str) -> None:
-    """Check that an object is not of the other Keras, nor of a class that was made of one.
+    """Check that neither the class of an object nor a base class of it comes from the other Keras.
 
     Args:
         given: The object.
-        what: Takes it; for the message.
+        what: The function or class that takes the object, for the message.
 
     Raises:
-        TypeError: It is.
+        TypeError: A class comes from the Keras that this process does not use.
     """
     package, other, this, remedy = _OTHER[is_tf_keras]
     if any(cls.__module__.partition(".")[0] == package for cls in type(given).__mro__):
@@ -58,20 +58,20 @@ def check(given: Any, what: str) -> None:
 
 
 class OfSameKeras:
-    """Precedes the class of Keras from which a callback derives, and checks that the model is of the same Keras."""
+    """The first base class of a callback, before Keras's own: it checks that the model is of the same Keras."""
 
     def set_model(self, model: Any) -> None:
-        """Take the model that is trained.
+        """Set the model that is trained.
 
         Raises:
-            TypeError: It is of the other Keras.
+            TypeError: The model is of the Keras that this process does not use.
         """
         check(model, f"horovodlike.keras's {type(self).__name__}")
         super().set_model(model)  # type: ignore[misc]  # Keras's class comes next
 
 
 MODULES = {"tensorflow": "horovodlike.tensorflow._keras_backend", "torch": "horovodlike.torch._keras_backend"}
-"""The backends whose gradients can be reduced, and the modules of the bindings that do it."""
+"""The supported backends of Keras, and for each the module that implements `Backend`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Reduction:
 
 
 class Backend(Protocol):
-    """The functions that each of `MODULES` has. A gradient is a tensor of the backend, or None."""
+    """The interface of each module in `MODULES`. A gradient is a tensor of the backend, or None."""
 
     Compression: Any
 
@@ -110,22 +110,22 @@ class Backend(Protocol):
 
         Args:
             reduction: The options.
-            groups: Positions of gradients to reduce together, each in one group at most. Empty: the backend decides.
+            groups: Positions of gradients to reduce together, each in one group at most. If empty, the backend decides.
             names: The name of each gradient, equal on all ranks.
             gradients: A gradient for each name.
             like: The variables that the gradients belong to.
 
         Raises:
-            Exception: A reduction failed, or cannot be compiled; as collectives of the backend's binding do.
+            Exception: A reduction failed or cannot be compiled. The type depends on the binding of the framework.
         """
 
     @staticmethod
     def is_sparse(gradient: Any) -> bool:
-        """Return whether a gradient has rows only for some positions."""
+        """Return whether a gradient is sparse: has values for some of the rows only."""
 
     @staticmethod
     def densify(gradient: Any) -> Any:
-        """Return a sparse gradient as a plain tensor."""
+        """Return a sparse gradient as a dense tensor."""
 
     @staticmethod
     def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
@@ -133,7 +133,7 @@ class Backend(Protocol):
 
     @staticmethod
     def is_tracing() -> bool:
-        """Return whether a graph is being traced, which may also run after the ranks of the job have changed."""
+        """Return whether a graph is being traced. It may run again after the ranks of the job have changed."""
 
     @staticmethod
     def translated() -> AbstractContextManager[None]:
@@ -146,10 +146,10 @@ class Backend(Protocol):
 
 @lru_cache(maxsize=1)
 def current() -> Backend:
-    """Return the backend that Keras uses.
+    """Return the implementation of `Backend` for the backend that Keras uses.
 
     Raises:
-        NotImplementedError: Gradients of this backend cannot be reduced.
+        NotImplementedError: Keras uses a backend that is not in `MODULES`.
     """
     name = keras.backend.backend()
     if name not in MODULES:

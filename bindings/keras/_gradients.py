@@ -1,4 +1,4 @@
-"""The gradients of a distributed optimizer, on their way to the optimizer that it wraps."""
+"""Accumulation and reduction of gradients in a distributed optimizer of Keras 3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Apply = Callable[[list[Any]], None]
 class Gradients:
     """Accumulates gradients over the passes of a step and reduces them over the ranks.
 
-    Its variables do not belong to the optimizer, so a saved model has only the variables that the optimizer alone has.
+    The accumulators are not variables of the optimizer, so a saved model has the same variables as without horovodlike.
 
     Args:
         options: The options of the reduction.
@@ -35,7 +35,7 @@ class Gradients:
     def __init__(self, options: Options, key: Callable[[Any], Any], local: Local) -> None:
         self.options = options
         self.local = local
-        self.is_done = False  # those that come are reduced already
+        self.is_done = False  # True: the gradients passed to the optimizer have been reduced
         self._backend = _backend.current()
         self._key = key
         self._accumulators: dict[Any, keras.Variable] = {}
@@ -44,10 +44,10 @@ class Gradients:
 
     @property
     def communicates(self) -> bool:
-        """Whether this rank is one of several that reduce gradients together."""
+        """True if this rank reduces gradients together with other ranks."""
         process_set = self.options.process_set
         if process_set is global_process_set:
-            # A function that a job of one compiles must communicate as well, if the job may get more ranks later.
+            # A function that is compiled in a job of one rank must communicate as well if ranks may be added later.
             return basics.size() > 1 or (self._backend.is_tracing() and basics.is_elastic())
         check_registered(process_set)
         return bool(process_set.included()) and (process_set.size() or 1) > 1
@@ -58,7 +58,7 @@ class Gradients:
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Return a context in which the gradients that the optimizer gets have been reduced already."""
+        """Return a context in which the optimizer gets gradients that have been reduced already."""
         self.is_done = True
         try:
             yield
@@ -66,12 +66,12 @@ class Gradients:
             self.is_done = False
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
-        """Have reduced gradients applied, at once or when the passes of a step are complete.
+        """Reduce gradients and have them applied; with several passes per step, do so in the last one only.
 
         Args:
             gradients: Tensors of the backend; None for a variable that has no gradient.
             variables: The variables that these gradients belong to, in the same order on all ranks.
-            apply: Called with the reduced gradients, in the same order.
+            apply: Called with the reduced gradients, in the order of `variables`.
         """
         gradients = [self._dense_if_asked(gradient) for gradient in gradients]
         if self.options.backward_passes_per_step == 1:
@@ -123,7 +123,7 @@ class Gradients:
 
     def forget(self) -> None:
         """Begin a step anew: drop the accumulated gradients."""
-        # Zeros are assigned: a product with 0 would keep infinities as NaN.
+        # Zeros are assigned, because the product of an infinity and 0 is NaN.
         for accumulator in self._accumulators.values():
             accumulator.assign(ops.zeros(accumulator.shape, accumulator.dtype))
         self._accumulated.clear()
@@ -148,8 +148,8 @@ class Gradients:
             reduced = self._backend.reduce(
                 self._reduction(),
                 self._groups(shared),
-                # Names contain positions and not the variables' paths: a path contains numbers that Keras counts up
-                # with each layer that a process has made, and rank 0 may have made another model before.
+                # Names contain positions instead of the variables' paths. A path contains numbers by which Keras counts
+                # the layers made in a process. They differ between ranks if rank 0 has made another model before.
                 [f"{prefix}.{position}.{_name(variables[position])}" for position in positions],
                 [gradients[position] for position in positions],
                 shared,
@@ -177,10 +177,10 @@ class Gradients:
 
 
 def _digest(variables: Sequence[Any]) -> str:
-    """Return a text that distinguishes the variables of optimizers and is the same on all ranks.
+    """Return a checksum of the variables' names, which distinguishes optimizers and is the same on all ranks.
 
-    A counter would not do: a rank that is new in a job has counted less. Nor would shapes: ranks with different shapes
-    get the error that says so only if they use the same names.
+    A counter of optimizers would be lower on a rank that is new in an elastic job. Shapes are left out, because ranks
+    with different shapes get an error that says so only if they use the same names.
     """
     described = "\n".join(map(_name, variables))
     return f"{zlib.crc32(described.encode()):08x}"

@@ -1,10 +1,10 @@
-"""Variables, models and optimizers of Keras 3: see `functions`.
+"""The module `horovodlike.keras.functions.objects` for Keras 3: functions on variables, models and optimizers.
 
-Loss scaling: all ranks take a step or all skip it. `keras.optimizers.LossScaleOptimizer` looks whether the gradients
-are finite, and only then gives them to the optimizer inside. If that one reduced them, a rank whose own are not finite
-would leave the others waiting. So they are reduced before any rank looks, and an infinity of one rank is one of all.
-`compile()` puts a LossScaleOptimizer around any other under the policy "mixed_float16", without asking: only its class
-can be told.
+Loss scaling: all ranks take a step or all skip it. `keras.optimizers.LossScaleOptimizer` passes gradients to its inner
+optimizer only if they are finite. If the inner optimizer reduced them, a rank with an infinity would skip the reduction
+and the other ranks would wait for it. So gradients are reduced before this check, and an infinity on one rank becomes
+one on all ranks. Under the policy "mixed_float16", `compile()` by default wraps any optimizer in a LossScaleOptimizer
+of its own. Therefore this module patches that class.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> N
 
 
 def is_built(optimizer: keras.Optimizer) -> bool:
-    """Return whether an optimizer has the variables that it keeps for each of the model's."""
+    """Return whether an optimizer has made its own variables, such as momenta, for those of the model."""
     return bool(optimizer.built)
 
 
@@ -65,15 +65,15 @@ def variables_of(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def owner(optimizer: keras.Optimizer, slot: Any, variables: Sequence[Any]) -> Any:
-    """Return the trained variable that a slot of an optimizer belongs to: its path begins the name of the slot."""
-    # One path may be the beginning of another.
+    """Return the trained variable that a slot of an optimizer belongs to; None if there is none."""
+    # The name of a slot begins with the path of its variable. One path may be a prefix of another.
     paths = {f"{variable.path.replace('/', '_')}_": variable for variable in variables}
     owners = [path for path in paths if slot.name.startswith(path)]
     return paths[max(owners, key=len)] if owners else None
 
 
 def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Return the optimizer that trains, which loss scaling has inside."""
+    """Return the optimizer that a `LossScaleOptimizer` wraps; return any other optimizer itself."""
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
@@ -90,12 +90,12 @@ def momenta(optimizer: keras.Optimizer, variables: Sequence[Any]) -> list[Any] |
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """Return what reduces the gradients of an optimizer, or of the one inside it; None if nothing does."""
+    """Return the `Gradients` of a distributed optimizer or of one in a LossScaleOptimizer; None for others."""
     return getattr(innermost(optimizer), "_distributed_gradients", None)
 
 
 def forget_fit(model: keras.Model) -> None:
-    """Drop what Keras keeps of an interrupted `fit()`: the iterator over the validation data of the previous job."""
+    """Drop the iterator over the previous job's validation data, which Keras keeps when `fit()` is interrupted."""
     model._eval_epoch_iterator = None
 
 
@@ -161,18 +161,18 @@ class _Distributed(_Wrapped):
 
     @property
     def iterations(self) -> Any:
-        """The number of steps. Learning rate schedules get the number of passes, of which a step may have several."""
+        """The number of steps. Learning rate schedules see the number of passes, of which a step has one or several."""
         passes = self._distributed_gradients.options.backward_passes_per_step
         iterations = super().iterations  # type: ignore[misc]  # the optimizer's class comes next
         return iterations if passes == 1 else ops.floor_divide(iterations, passes)
 
 
 class _DistributedLossScale(_Wrapped):
-    """The base class that comes before the class of a LossScaleOptimizer with a distributed optimizer inside."""
+    """The first base class of a LossScaleOptimizer with a distributed optimizer inside."""
 
 
 def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:
-    """Return an optimizer that does the same, with reduced gradients."""
+    """Return an optimizer that does what the given one does, with gradients reduced over the ranks."""
     _teach_loss_scaling()
     wrap = functools.partial(wrapped, options=options, local=local)
     if isinstance(optimizer, LossScaleOptimizer):
@@ -183,19 +183,19 @@ def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras
 
 
 def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
-    """Return the distributed optimizer that a copy or a pickle of one becomes."""
+    """Restore a distributed optimizer from a copy or a pickle: make the plain one, and wrap it."""
     return wrapped(make(*arguments), options, local)
 
 
 def _reduced(optimizer: Any) -> tuple[Any, ...]:
-    """Return how to make a copy, for `pickle` and `copy`: what Keras makes of the wrapped optimizer, wrapped again."""
+    """Return the result of `__reduce__`, for `pickle` and `copy`: how to make the plain optimizer and wrap it."""
     gradients = gradients_of(optimizer)
     assert gradients is not None
     return _wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
 
 
 def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Return an optimizer of the class that was wrapped, with the same variables."""
+    """Return the plain optimizer: of the class that was wrapped, with the same variables."""
     plain_class = optimizer.__class__
     plain = plain_class.__new__(plain_class)
     vars(plain).update(vars(optimizer))
@@ -208,7 +208,7 @@ def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 @functools.lru_cache(maxsize=1)
 def _teach_loss_scaling() -> None:
-    """Have a LossScaleOptimizer around a distributed one reduce gradients before it looks, and be copied with it."""
+    """Patch LossScaleOptimizer: if its inner optimizer is distributed, it and its copies reduce gradients first."""
     apply, reduce = LossScaleOptimizer.apply, LossScaleOptimizer.__reduce__
 
     @functools.wraps(apply)

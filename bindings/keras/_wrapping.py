@@ -1,6 +1,6 @@
-"""How an optimizer becomes a distributed one: an object of a subclass of its class, with its variables.
+"""Construction of a distributed optimizer: an object of a subclass of the optimizer's class, with the same variables.
 
-Here are also the arguments of a distributed optimizer, and how copies and pickles of it keep them.
+The arguments of a distributed optimizer are here as well, with the rules by which copies and pickles keep them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Groups = int | Sequence[Sequence[Any]] | None
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `DistributedOptimizer`, checked. The same on all ranks.
+    """The checked arguments of `DistributedOptimizer`, the same on all ranks.
 
-    A copy is the object itself, so that its groups are still those of the variables that are trained. A pickle has the
-    ranks of the process set, which has to be registered where it is read.
+    A deep copy is the object itself, so that `groups` still holds the variables that are trained. A pickle contains the
+    ranks of the process set; a set of these ranks must be registered where the pickle is read.
     """
 
     name: str | None = None
@@ -50,10 +50,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Local:
-    """The layers and variables whose gradients stay with their rank.
+    """The layers and variables whose gradients are not reduced.
 
-    A copy has the same layers and variables, and their copies where those have been made before in the same go. In a
-    pickle layers are those that the pickle holds.
+    A deep copy has the same layers and variables, and also those of their copies that the same `deepcopy()` call has
+    made before. A pickle contains the layers; pickling fails if there are variables.
     """
 
     layers: Sequence[Any] = ()
@@ -79,19 +79,19 @@ def _refuse_to_pickle(what: str) -> NoReturn:
 
 
 class Wrapped:
-    """The methods that wrapped optimizers have in addition to those of the optimizer."""
+    """The methods that a distributed optimizer has in addition to those of the optimizer that it wraps."""
 
     _wrap: Callable[[Any], Any]
 
     def _gradients(self) -> Any:
-        """Return what reduces the gradients, here or in the optimizer inside."""
+        """Return the `Gradients` of this optimizer, or of the one inside a LossScaleOptimizer."""
         raise NotImplementedError
 
     def register_local_var(self, var: Any) -> None:
-        """Do not reduce the gradient of a variable over the ranks.
+        """Exclude the gradient of a variable from the reduction over the ranks. Call this before the first step.
 
         Args:
-            var: A variable that the optimizer trains, before the first step.
+            var: A variable that the optimizer trains.
         """
         self._gradients().register_local(var)
 
@@ -103,21 +103,21 @@ class Wrapped:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make an optimizer from what `get_config` returned, and wrap it in the same way."""
+        """Make an optimizer from a configuration that `get_config` returned, and wrap it in the same way."""
         wrapped: Any = cls.__bases__[1]
         return cls._wrap(wrapped.from_config(config, custom_objects=custom_objects))
 
 
 def subclassed(optimizer: Any, wrapper: type, added: Mapping[str, Any], wrap: Callable[[Any], Any]) -> Any:
-    """Return an optimizer of the same name and state, with methods of `wrapper` in front and these attributes.
+    """Return an optimizer with the same state, of a class derived from `wrapper` and the optimizer's own class.
 
-    `wrap` does with another optimizer what is done with this one.
+    The class keeps its name. `added` are attributes of the result; `wrap` wraps another optimizer in the same way.
     """
     base = type(optimizer)
     namespace = {"__module__": base.__module__, "__doc__": base.__doc__, "_wrap": staticmethod(wrap)}
     cls: Any = type(base.__name__, (wrapper, base), namespace)
     result = cls.__new__(cls)
-    # The result has the same variables and lists of them, so that no state is lost.
+    # The result shares the variables, and the lists of variables, so that no state is lost.
     vars(result).update(vars(optimizer))
     vars(result).update(added)
     return result

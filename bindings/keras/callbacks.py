@@ -1,4 +1,4 @@
-"""Callbacks for `fit()` on several ranks. All ranks need the same ones, in the same order."""
+"""Callbacks for `fit()` on several ranks. All ranks need the same, in the same order, except `BestModelCheckpoint`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
-    """Gives all ranks the weights and the optimizer's state of one rank when training begins.
+    """Broadcasts the weights and the optimizer's state of one rank when training begins.
 
-    If the model of any rank is not built by then, the broadcast follows the first batch, which the ranks then train
-    from different weights. The states of random number generators are not broadcast.
+    If the model of any rank is not built by then, the broadcast takes place after the first batch, and the ranks train
+    that batch from different weights. The states of random number generators are not broadcast.
 
     Args:
         root_rank: The rank whose values are taken.
         device: Not needed; accepted for scripts that pass it.
-        local_variables: Variables that keep their values on each rank; so do the variables that the optimizer has for
-            them, which it names after them.
+        local_variables: Variables that keep their values on each rank. So do the variables that the optimizer keeps
+            for them and names after them.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         self._is_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank."""
+        """Exclude a variable from the broadcast: it keeps its value on each rank."""
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -73,7 +73,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their averages over the ranks.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one, so
-    that they decide the same on all ranks. Each rank's value has the same weight, however many samples the rank had.
+    that all ranks take the same decisions. Each rank's value has the same weight, however many samples the rank had.
 
     Args:
         device: Not needed; accepted for scripts that pass it.
@@ -104,12 +104,12 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class JoinCallback(OfSameKeras, keras.callbacks.Callback):
-    """Lets ranks have different numbers of batches: a rank that has no more in an epoch waits until none has.
+    """Allows ranks to have different numbers of batches: a rank without further batches waits for the other ranks.
 
-    The others continue without it. They average gradients over the ranks that are left, or divide by the number of all
-    ranks if `HOROVODLIKE_JOIN_AVERAGE` says so. At the end of the epoch, before validation, a rank that has made all
-    the steps gives its weights and optimizer state to the others, except for the given variables. This callback has to
-    come before callbacks that communicate at the end of an epoch, such as `MetricAverageCallback`.
+    The other ranks continue without it. They average gradients over the ranks that are left, or divide by the number of
+    all ranks with `HOROVODLIKE_JOIN_AVERAGE=all`. At the end of the epoch, before validation, a rank that has made all
+    the steps broadcasts its weights and optimizer state, except for `local_variables`. This callback has to come before
+    callbacks that communicate at the end of an epoch, such as `MetricAverageCallback`.
 
     Args:
         local_variables: As for `BroadcastGlobalVariablesCallback`.
@@ -155,19 +155,19 @@ class JoinCallback(OfSameKeras, keras.callbacks.Callback):
 class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
     """Multiplies the initial learning rate by a factor that depends on the epoch.
 
-    Writes the learning rate into the logs of each epoch, as "lr". Several may be given to `fit()`, for different
-    epochs.
+    It writes the learning rate into the logs of each epoch, as "lr". `fit()` may get several of these callbacks, for
+    different epochs.
 
     Args:
         initial_lr: The learning rate that is multiplied.
         multiplier: A function of the epoch, or a number `m`, which stands for `m ** (epoch - start_epoch)`.
-        start_epoch: The first epoch in which it does anything.
-        end_epoch: The first epoch in which it does nothing any more; None: there is none.
-        staircase: Whether the learning rate changes with each epoch only. Else it does with each batch, and the
-            multiplier is given fractions of epochs.
-        momentum_correction: Whether momenta, which hold multiples of the old learning rate, change in proportion, as
-            proposed by Goyal et al. 2017 (https://arxiv.org/abs/1706.02677). For optimizers that have `momentum`.
-        steps_per_epoch: How many batches an epoch has. Needed without `staircase` where `fit()` does not know.
+        start_epoch: The first epoch in which the callback sets the learning rate.
+        end_epoch: The first epoch in which it does not set the learning rate any more; None: it always does.
+        staircase: Change the learning rate with each epoch only. If False, it changes with each batch, and `multiplier`
+            gets fractions of epochs.
+        momentum_correction: Scale momenta in proportion to the learning rate, because they contain the old rate as a
+            factor; proposed by Goyal et al. 2017 (https://arxiv.org/abs/1706.02677). For optimizers with `momentum`.
+        steps_per_epoch: The number of batches in an epoch. Needed without `staircase` if `fit()` does not know it.
 
     Raises:
         ValueError: `initial_lr` is None.
@@ -201,10 +201,10 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Find out how many batches an epoch has.
+        """Determine the number of batches in an epoch, if it is needed.
 
         Raises:
-            ValueError: `fit()` does not know, or the optimizer has a schedule of its own.
+            ValueError: The number is not known, or the optimizer has a learning rate schedule.
         """
         schedule = objects.schedule_of(self.model.optimizer)
         if schedule is not None:
@@ -246,7 +246,7 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
         before, after = self._get(), self.initial_lr * multiplier
         self.model.optimizer.learning_rate = after
         if self.momentum_correction and before > 0 and before != after:
-            # As good as another factor in front of them in this batch, and not compiled into the train step as that is.
+            # Equivalent to another `momentum` in this batch, which has no effect once the train step is compiled.
             momenta = self._momenta()
             objects.write(momenta, [value * (after / before) for value in objects.read(momenta)])
 
@@ -266,17 +266,17 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Lets the learning rate grow from `initial_lr / size()` to `initial_lr` over the first epochs.
+    """Increases the learning rate from `initial_lr / size()` to `initial_lr` over the first epochs.
 
     As proposed by Goyal et al. 2017 (https://arxiv.org/abs/1706.02677) for learning rates that are multiplied by the
-    number of ranks. It grows with each batch, and has arrived in the last batch of the last of these epochs.
+    number of ranks. The rate grows with each batch, and reaches `initial_lr` in the last batch of these epochs.
 
     Args:
-        initial_lr: The learning rate of all ranks together.
-        warmup_epochs: How many epochs it takes.
+        initial_lr: The learning rate after the warmup, which has been multiplied by the number of ranks.
+        warmup_epochs: The number of epochs that the warmup takes.
         momentum_correction: As for `LearningRateScheduleCallback`.
-        steps_per_epoch: How many batches an epoch has. Needed where `fit()` does not know.
-        verbose: 1: rank 0 prints a line at the end.
+        steps_per_epoch: The number of batches in an epoch. Needed if `fit()` does not know it.
+        verbose: 1: rank 0 prints a line at the end of the warmup.
 
     Raises:
         ValueError: `initial_lr` is None.
@@ -307,7 +307,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Write the learning rate into the logs, and say so when it has arrived."""
+        """Write the learning rate into the logs, and report the end of the warmup."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._get():g}.")
@@ -323,7 +323,7 @@ class BestModelCheckpoint(OfSameKeras, keras.callbacks.ModelCheckpoint):
         verbose: 1: print when a model is saved.
         save_weights_only: Save weights instead of whole models. The path then ends in ".weights.h5", else in ".keras".
         mode: "min", "max" or "auto".
-        save_freq: "epoch", or after how many batches.
+        save_freq: "epoch", or the number of batches after which a model may be saved.
     """
 
     def __init__(

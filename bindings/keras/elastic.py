@@ -1,4 +1,4 @@
-"""Elastic training with Keras: ranks come and go, the training continues.
+"""Elastic training with Keras, which continues when ranks are added or lost.
 
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
@@ -57,10 +57,10 @@ class KerasState(ObjectState):
     """The weights of a model, the state of its optimizer, and other values that change during the training.
 
     Variables are saved as copies and restored in place. So are the states of random number generators, such as those
-    of dropout; these are not synchronized, because they differ between the ranks. Other values are attributes, saved as
-    deep copies.
+    of dropout, but these are not synchronized, because they differ between the ranks. Other values become attributes of
+    the state, saved as deep copies.
 
-    Gradients that have been accumulated for an incomplete step are dropped when the job begins anew.
+    Gradients that have been accumulated for an incomplete step are dropped when the job restarts.
 
     Args:
         model: A model that is built, the same on all ranks.
@@ -69,7 +69,7 @@ class KerasState(ObjectState):
         **kwargs: Other values, by the names of the attributes.
 
     Raises:
-        ValueError: The model is not built, or a name is one of the state's own.
+        ValueError: The model is not built, or the name of another value is already an attribute of the state.
         TypeError: The model or the optimizer is of tf_keras, and this process uses Keras 3; or the other way round.
     """
 
@@ -108,7 +108,7 @@ class KerasState(ObjectState):
             self._saved_values = [np.array(value) for value in values]
 
     def save(self) -> None:
-        """Keep a copy of everything in memory.
+        """Save copies of the variables and the other values in memory.
 
         Raises:
             HorovodInternalError: The job has ended; the state that was saved before is kept.
@@ -134,16 +134,16 @@ class KerasState(ObjectState):
         objects.write(variables, self._saved_values)
 
     def sync(self) -> None:
-        """Take everything from the rank that has committed most, and save it. Collective.
+        """Take the whole state of the rank with the most commits, and save it. Collective.
 
         Raises:
-            HorovodInternalError: The job is broken, or the ranks have models that do not fit together.
+            HorovodInternalError: The job is broken, or the variables of the ranks' models do not match.
         """
         broadcast_variables(self._shared_variables(), self.elect_root())
         super().sync()
 
     def reset(self) -> None:
-        """Adapt to other ranks: drop accumulated gradients, and what Keras keeps of an interrupted `fit()`."""
+        """Prepare for a job with other ranks: drop accumulated gradients and the remains of an interrupted `fit()`."""
         super().reset()
         objects.forget_fit(self.model)
         gradients = objects.gradients_of(self.optimizer)
@@ -158,20 +158,20 @@ class KerasState(ObjectState):
         return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Read the pickle."""
+        """Replace the saved state by one that `saved_to_bytes` returned."""
         objects, self._saved_values = pickle.loads(saved)
         super().saved_from_bytes(objects)
 
 
 class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Commits the state every so many batches, and after each epoch.
+    """Commits the state every `batches_per_commit` batches, and after each epoch.
 
     The commit takes place before the next batch or epoch begins, or when the training ends: then all callbacks have
     seen the end of the batch or epoch. All ranks need the same number of batches between commits.
 
     Args:
         state: The state to commit.
-        batches_per_commit: How many batches there are between commits.
+        batches_per_commit: The number of batches between commits.
 
     Raises:
         ValueError: `batches_per_commit` is less than 1.
@@ -191,11 +191,11 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._batches, self._is_due = 0, False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit after the previous epoch."""
+        """Commit the state after the previous epoch."""
         self._commit_if_due()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit after the previous batches, if there were as many as asked for."""
+        """Commit the state if there have been `batches_per_commit` batches since the last commit."""
         self._commit_if_due()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -204,11 +204,11 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._is_due = self._is_due or self._batches >= self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Have the state committed before the next epoch begins."""
+        """Request a commit before the next epoch begins."""
         self._is_due = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Commit after the last epoch."""
+        """Commit the state after the last epoch."""
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -218,10 +218,10 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Sets `state.batch` to how many batches of the epoch have been trained.
+    """Sets `state.batch` to the number of batches of the epoch that have been trained.
 
-    Where `fit()` continues in the middle of an epoch, this callback ends the epoch after the batches that are left, at
-    least one. It does so only if `fit()` knows how many batches an epoch has. Callbacks that stop the training at the
+    If `fit()` continues in the middle of an epoch, this callback ends the epoch after the remaining batches, at least
+    one. It does so only if `fit()` knows how many batches an epoch has. Callbacks that stop the training at the
     end of an epoch, such as `EarlyStopping`, have to come after this one.
 
     Args:
@@ -246,14 +246,14 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
             self._ends_early = self.model.stop_training = True  # ends Keras's loop over batches
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin the next epoch."""
+        """Begin the next epoch with batch 0; if this callback has ended the epoch early, let `fit()` continue."""
         self.state.batch = self._before = 0
         if self._ends_early:
             self._ends_early = self.model.stop_training = False
 
 
 class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Sets `state.epoch` to how many epochs are complete, whether or not `fit()` gets `initial_epoch`.
+    """Sets `state.epoch` to the number of complete epochs, whether or not `fit()` gets `initial_epoch`.
 
     Args:
         state: A state with an attribute `epoch`, 0 at first.
@@ -278,7 +278,7 @@ class TensorFlowKerasState(KerasState):
         **kwargs: Other values, by the names of the attributes.
 
     Raises:
-        ValueError: The model is not built, or a name is one of the state's own.
+        ValueError: The model is not built, or the name of another value is already an attribute of the state.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Collectives on values, and variables brought to the same value on all ranks."""
+"""Collectives on values, and broadcasts of variables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from horovodlike.keras import _backend
 from horovodlike.keras._backend import check, is_tf_keras
 from horovodlike.process_set import ProcessSet, forget_numbers, global_process_set
 
-# Variables, models and optimizers, with which Keras 3 and tf_keras deal in different ways, in two modules that have the
-# same functions. An optimizer is any that `compile()` takes, loss scaling included.
+# Functions on variables, models and optimizers. Keras 3 and tf_keras need different code, in two modules with the same
+# functions. These accept any optimizer that `compile()` accepts, also a LossScaleOptimizer.
 if TYPE_CHECKING or not is_tf_keras:
     from horovodlike.keras import _keras_3
 
@@ -79,7 +79,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the value of one rank, which is of the same dtype and shape on all ranks.
+    """Return one rank's value on all ranks. Its dtype and shape must be the same on all ranks.
 
     Other arguments, result and errors are as those of `allreduce`.
     """
@@ -91,14 +91,14 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over all ranks and return this rank's share of the rows.
 
-    Where the rows cannot be divided evenly, the first ranks get one row more. Other arguments, result and errors are as
+    If the rows cannot be divided evenly, the first ranks get one row more. Other arguments, result and errors are as
     those of `allreduce`; the value has at least one dimension.
     """
     return _like(value, arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
 
 
 def broadcast_global_variables(root_rank: int, model: Any | None = None) -> None:
-    """Give all ranks the weights of one rank's model, and the state of its optimizer if that is built.
+    """Broadcast the weights of one rank's model, and the state of its optimizer if the optimizer is built.
 
     The states of random number generators are not broadcast, so dropout differs between the ranks, as their data does.
 
@@ -123,7 +123,7 @@ def broadcast_global_variables(root_rank: int, model: Any | None = None) -> None
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give all ranks the values of one rank's variables, in one operation."""
+    """Set the variables of all ranks to the values of one rank's, in one operation."""
     variables = list(variables)
     values = objects.read(variables)
     results = arrays.grouped_broadcast(values, root_rank, "variables", process_set) if values else ()
@@ -153,7 +153,7 @@ def variables_of(model: Any, local: Iterable[Any] = ()) -> list[Any]:
 def join() -> int:
     """Declare that this rank has no more data, and return when all ranks have joined.
 
-    Until then the others continue without it. `horovodlike.keras.callbacks.JoinCallback` calls this in `fit()`.
+    Until then the other ranks continue without it. `horovodlike.keras.callbacks.JoinCallback` calls this in `fit()`.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -162,7 +162,7 @@ def join() -> int:
         HorovodInternalError: The job is broken or shut down.
     """
     last = _backend.current().join()
-    forget_numbers(0)  # the ranks have made different numbers of calls
+    forget_numbers(0)  # the ranks have made different numbers of unnamed calls
     return last
 
 

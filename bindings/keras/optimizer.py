@@ -47,26 +47,26 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any Keras optimizer, over the same variables on all ranks; or its name, such as "adam".
-        name: The beginning of the names by which the ranks match the reductions. Without it, the names and the number
-            of the variables distinguish optimizers. Optimizers of models that differ in shapes only need names if
-            several threads use them.
+        name: A prefix of the names by which the ranks match the reductions. Without it, optimizers are distinguished by
+            the names and the number of their variables. If these are equal for two models, and several threads train
+            them, their optimizers need names.
         device_dense: Not needed; accepted for scripts that pass it.
         device_sparse: As `device_dense`.
         compression: How gradients are compressed before they are sent: `Compression.none` (the default), `.fp16` or a
             class of your own, for tensors of the backend.
-        sparse_as_dense: Reduce gradients that have rows only for some positions (of embeddings, on the TensorFlow
-            backend) as plain tensors. Otherwise their rows are gathered.
-        gradient_predivide_factor: Gradients are divided by this before they are averaged, and multiplied afterwards.
+        sparse_as_dense: Reduce sparse gradients (those of embeddings, on the TensorFlow backend) as dense tensors.
+            Otherwise their rows are gathered.
+        gradient_predivide_factor: Divides gradients before they are averaged, and multiplies the averages.
         op: Average or Sum.
-        backward_passes_per_step: So many calls of `apply` make one step. A rank adds up its gradients; the last call
-            reduces and applies the sums, and the earlier ones do not change the variables.
+        backward_passes_per_step: The number of calls of `apply` that make one step. A rank adds up its gradients; the
+            last call reduces and applies the sums, and the earlier ones do not change the variables.
         average_aggregated_gradients: Average the gradients over these calls, instead of summing them.
         num_groups: Deprecated; use `groups`.
-        groups: Into how many groups to divide the variables, or lists of variables. The gradients of a group are
-            reduced as one. 0 or None: the backend decides.
+        groups: The number of groups to divide the variables into, or lists of variables. The gradients of a group are
+            reduced as one operation. 0 or None: the backend decides.
         process_set: The ranks that reduce gradients together. On other ranks the result is a plain optimizer.
-        scale_local_gradients: Divide gradients that are not reduced by the number of ranks, as if the other ranks
-            had none.
+        scale_local_gradients: Divide local gradients, which are not reduced, by the number of ranks, as if the
+            gradients of the other ranks were 0.
 
     Returns:
         The wrapped optimizer. It has a method `register_local_var(var)` for a variable whose gradient is not reduced.
@@ -101,10 +101,10 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Do what `DistributedOptimizer` does, but leave the gradients of some layers with their rank.
+    """Do what `DistributedOptimizer` does, but do not reduce the gradients of some layers.
 
-    `local_layers` is a layer or several, whose variables may then have different values on each rank. They do not need
-    to be built yet. All other arguments are those of `DistributedOptimizer`.
+    `local_layers` is one layer or several. Their variables may then have different values on each rank. The layers do
+    not need to be built yet. All other arguments are those of `DistributedOptimizer`.
 
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".

@@ -21,7 +21,7 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """Load a model as `keras.saving.load_model` does, and wrap its optimizer, which keeps its state.
+    """Load a model as `keras.saving.load_model` does, and wrap its optimizer. The optimizer keeps its state.
 
     Args:
         filepath: A file that a rank or a program without horovodlike has saved. Every rank that calls this reads it.

@@ -1,4 +1,4 @@
-"""How the gradients of a step are reduced: what the tape and the optimizer have in common."""
+"""The reduction of a step's gradients, which the tape and the optimizer have in common."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Variable = Any  # tf.Variable or a Keras variable
 class GradientReduction:
     """Reduces the gradients of variables over the ranks.
 
-    Eagerly all gradients are one operation: they are there at once. In a graph each is an operation of its own, which
-    begins as soon as it is there, unless groups are asked for.
+    Without groups, in eager mode all gradients are reduced as one operation, because they are available together. In a
+    graph each gradient is reduced by an operation of its own, which begins as soon as the gradient is computed.
 
     Attributes:
-        compression: What to send instead of the gradients.
-        op: How they are reduced.
-        predivide_factor: With Average: what gradients are divided by before they are summed up; the result is divided
-            by the rest of the number of ranks.
+        compression: How gradients are compressed before they are sent.
+        op: The reduction, such as Average.
+        predivide_factor: With Average: gradients are divided by this factor before they are summed, and the sum by the
+            number of ranks divided by this factor.
         sparse_as_dense: Make a `tf.IndexedSlices` dense and reduce it, instead of gathering it.
-        num_groups: So many groups are reduced as one operation each; 0: not used.
-        groups: Lists of variables whose gradients are reduced as one operation each, or the number of groups.
-        process_set: The ranks that take part. The gradients of the others stay what they are.
-        scale_local: Divide the gradients of local variables by the number of ranks, as if those of the others were 0.
+        num_groups: The number of groups, each reduced as one operation; 0: not used.
+        groups: Lists of variables, the gradients of each list being reduced as one operation; or the number of groups.
+        process_set: The ranks that take part. On other ranks, gradients do not change.
+        scale_local: Divide local gradients by the number of ranks, as if the gradients of the other ranks were 0.
 
     Raises:
-        TypeError: An argument is of another type.
-        ValueError: An argument cannot be used, or they contradict each other.
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument cannot be used, or arguments contradict each other.
     """
 
     compression: type[Compressor] = Compression.none
@@ -69,12 +69,12 @@ class GradientReduction:
             )
 
     def register_local(self, variable: Variable) -> None:
-        """Have the gradient of this variable stay on its rank."""
+        """Exclude the gradient of a variable from the reduction: make it local."""
         if not any(variable is one for one in self._local):
             self._local.append(variable)
 
     def register_local_layers(self, layers: Sequence[Any]) -> None:
-        """Have the gradients of all variables of these layers stay on their rank.
+        """Exclude the gradients of all variables of these layers from the reduction: make them local.
 
         The layers need not be built yet: their variables are looked up in each call.
         """
@@ -83,7 +83,7 @@ class GradientReduction:
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable], use_generic_names: bool = False
     ) -> list[Gradient]:
-        """Return the reduced gradients; None where there is none. All ranks must have the same ones.
+        """Return the reduced gradients; None stays None. All ranks must have gradients of the same variables.
 
         Raises:
             ValueError: Not initialised, or the process set is not registered.
@@ -94,7 +94,7 @@ class GradientReduction:
         if not self.process_set.included():
             return results
         of_layers = [one for layer in self._local_layers for one in layer.trainable_variables]
-        local = {id(one) for one in (*self._local, *of_layers)}  # ids, which a copy has others of
+        local = {id(one) for one in (*self._local, *of_layers)}  # by id, found anew in each call: copies have other ids
         reduced = []
         for i, (gradient, variable) in enumerate(zip(results, variables, strict=True)):
             if gradient is None:
@@ -112,7 +112,7 @@ class GradientReduction:
         return results
 
     def _grouped(self, reduced: list[int], variables: Sequence[Variable]) -> list[list[int]]:
-        """Return the places of gradients that are reduced together."""
+        """Return the groups: positions of gradients that are reduced together."""
         if self.num_groups > 0:
             count = min(self.num_groups, len(reduced))
             bounds = [len(reduced) * part // count for part in range(count + 1)] if count else [0]
@@ -134,8 +134,8 @@ class GradientReduction:
         if tf.executing_eagerly():
             return name if use_generic_names else None
         if not use_generic_names:
-            # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has made, and
-            # rank 0 may have made another model. So do the names of weights that have been given none.
+            # Positions instead of paths: a path contains numbers by which Keras counts the layers made in a process,
+            # and rank 0 may have made another model before. So do the names of weights that the user has not named.
             of_variable = str(getattr(variables[position], "name", "")).removesuffix(":0").rpartition("/")[2]
             of_variable = re.sub(r"^variable_\d+$", "variable", of_variable)
             name = f"grad.{position}.{of_variable}"

@@ -1,4 +1,4 @@
-"""Gradients of Keras's TensorFlow backend."""
+"""The reduction of gradients on Keras's TensorFlow backend: see `Backend`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def reduce(
 ) -> list[Any]:
     """Reduce in groups. In a graph without groups, each gradient is reduced alone while TensorFlow computes the next.
 
-    In eager mode each call waits for its result. So without groups all gradients are one group there; and which dense
-    gradients exist may differ between ranks and steps. In a graph it is decided when the step is traced, and must be
-    the same on all ranks. Rows of `IndexedSlices` are gathered, without `prescale`; all ranks must have them.
+    In eager mode each call waits for its result, so without groups all dense gradients are one group. Some of them may
+    be missing, on some ranks or in some steps. In a graph the gradients that exist are known when the step is traced,
+    and must be the same on all ranks. The rows of `IndexedSlices` are gathered without the factors, on all ranks.
     """
     if tf.executing_eagerly():
         return _reduce_eagerly(reduction, groups or [range(len(names))], names, gradients, like)
@@ -58,8 +58,8 @@ def _reduce_eagerly(
 ) -> list[Any]:
     """Reduce in groups, with zeros for missing gradients; a gradient that no rank has stays None.
 
-    Each group has one more tensor, which says which of its gradients are real. For gradients on a GPU there is one such
-    tensor for all groups, on the CPU, so that the host does not wait for the GPU.
+    Each group has an additional tensor, which marks the gradients that exist on a rank. For gradients on a GPU there is
+    one such tensor for all groups, on the CPU, so that the host does not wait for the GPU.
     """
     is_real = [gradient is not None for gradient in gradients]
     first_variable = like[0] if isinstance(like[0], tf.Variable) else like[0].value
@@ -117,12 +117,12 @@ def _unique_in_graph(names: Sequence[str]) -> list[str]:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Return whether a gradient has rows only for some positions, as that of an embedding."""
+    """Return whether a gradient is sparse: has values for some of the rows only, as that of an embedding."""
     return isinstance(gradient, tf.IndexedSlices)
 
 
 def densify(gradient: tf.IndexedSlices) -> tf.Tensor:
-    """Return a sparse gradient as a plain tensor."""
+    """Return a sparse gradient as a dense tensor."""
     return tf.convert_to_tensor(gradient)
 
 

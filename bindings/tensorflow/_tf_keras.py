@@ -1,9 +1,10 @@
-"""Variables, models and optimizers of tf_keras, which is Keras 2: see `functions`.
+"""The module `keras.functions.objects` for tf_keras (Keras 2): functions on variables, models and optimizers.
 
 There are three kinds of optimizers. Those of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
-("legacy") have a method that aggregates the gradients of replicas, and gradients are reduced in it; loss scaling calls
-the method of the optimizer inside before it checks whether gradients are finite. Optimizers of `tf.compat.v1.train` are
-wrapped as without Keras; Keras accepts them only in a graph of TensorFlow 1, where it puts a TFOptimizer around them.
+("legacy") have a method that aggregates the gradients of replicas. It is overridden and reduces gradients over the
+ranks. A LossScaleOptimizer calls this method of its inner optimizer before it checks whether gradients are finite.
+Optimizers of `tf.compat.v1.train` are wrapped as they are without Keras. Keras accepts them only in a graph of
+TensorFlow 1, and wraps them in a TFOptimizer.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _of_tensorflow_1(optimizer: Any) -> Any:
 
 
 def is_built(optimizer: Any) -> bool:
-    """Return whether an optimizer has the variables that it keeps for each of the model's."""
+    """Return whether an optimizer has made its own variables, such as momenta, for those of the model."""
     optimizer = innermost(optimizer)
     if _is_legacy(optimizer):
         return bool(optimizer._hypers_created)
@@ -94,21 +95,21 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 def owner(optimizer: Any, slot: Any, variables: Sequence[Any]) -> Any:
-    """Return the variable for which an optimizer keeps one of its own."""
+    """Return the trained variable that a slot of an optimizer belongs to; None if there is none."""
     optimizer = innermost(optimizer)
     of_tensorflow = _of_tensorflow_1(optimizer)
     if _is_legacy(optimizer) or of_tensorflow is not None:
         keeper = of_tensorflow or optimizer
         found = [v for v in variables for name in keeper.get_slot_names() if _slot(keeper, v, name) is slot]
         return found[0] if found else None
-    # "New" optimizers put the name of the model's variable at the end. One name may be the end of another.
+    # The name of a slot of a "new" optimizer ends with its variable's name. One name may be a suffix of another.
     name = slot.name.partition(":")[0]
     owners = [variable for variable in variables if name.endswith(f"/{variable._shared_name}")]
     return max(owners, key=lambda variable: len(variable._shared_name)) if owners else None
 
 
 def _slot(optimizer: Any, variable: Any, name: str) -> Any:
-    """Return a variable that a legacy optimizer keeps for one of the model's; None: there is none."""
+    """Return the slot of this name that an optimizer keeps for a variable; None if there is none."""
     try:
         return optimizer.get_slot(variable, name)
     except KeyError:
@@ -116,13 +117,13 @@ def _slot(optimizer: Any, variable: Any, name: str) -> Any:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer itself, or the one inside it if it scales losses."""
+    """Return the optimizer that a `LossScaleOptimizer` wraps; return any other optimizer itself."""
     is_scaled = isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaled else optimizer
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """Return the schedule that sets the learning rate; None if the rate is a number that can be set."""
+    """Return the schedule, or optimizer of TensorFlow 1, that sets the learning rate; None if the rate can be set."""
     optimizer = innermost(optimizer)
     if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
         return of_tensorflow
@@ -143,7 +144,7 @@ def momenta(optimizer: Any, variables: Sequence[Any]) -> list[Any] | None:
 
 
 def forget_fit(model: Any) -> None:
-    """Drop what Keras keeps of an interrupted `fit()`: the iterator over the validation data of the previous job."""
+    """Drop the iterator over the previous job's validation data, which Keras keeps when `fit()` is interrupted."""
     model._eval_data_handler = None
 
 
@@ -193,12 +194,12 @@ class Gradients:
         if self.options.backward_passes_per_step == 1:
             gradients, variables = zip(*pairs, strict=True)
             return list(zip(self._reduce(gradients, variables), variables, strict=True))
-        # Keras leaves out variables without a gradient, but the sums are identified by their positions.
+        # Keras leaves out variables without a gradient, but the sums are identified by position.
         own = {id(variable): gradient for gradient, variable in pairs}
         known = {id(variable) for variable in self._variables}
         self._variables.extend(variable for _, variable in pairs if id(variable) not in known)
         reduced = self._aggregation.compute_gradients([own.get(id(v)) for v in self._variables], self._variables)
-        # Zeros before the last pass: with an infinity, this rank alone would change its loss scale.
+        # Zeros replace gradients before the last pass: an infinity would change the loss scale on this rank alone.
         is_last = self._aggregation.is_last
         masked = [g if g is None else tf.math.multiply_no_nan(g, tf.cast(is_last, g.dtype)) for g in reduced]
         return list(zip(masked, self._variables, strict=True))
@@ -230,14 +231,14 @@ class _Wrapped(Wrapped):
         arguments = (self.get_config(),)  # type: ignore[attr-defined]  # the optimizer's class comes next
         return _wrapped_copy, (self.__class__.from_config, arguments, gradients.options, gradients.local)
 
-    # Legacy optimizers have a `__deepcopy__`, whose copies would be of the wrapped class.
+    # This overrides the `__deepcopy__` of legacy optimizers: its copies would be of the wrapped class.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments = self.__reduce__()
         return make(*copy.deepcopy(arguments, memo))
 
 
 class _New(_Wrapped):
-    """The base class that comes before the class of an optimizer of `tf_keras.optimizers`."""
+    """The first base class of a distributed optimizer; the second is a class of `tf_keras.optimizers`."""
 
     def aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         """Reduce the gradients over the ranks."""
@@ -261,7 +262,7 @@ class _New(_Wrapped):
 
 
 class _Legacy(_Wrapped):
-    """The base class that comes before the class of an optimizer of `tf_keras.optimizers.legacy`."""
+    """The first base class of a distributed optimizer; the second is a class of `tf_keras.optimizers.legacy`."""
 
     def _aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         return self._distributed_gradients.aggregate(grads_and_vars)
@@ -276,25 +277,25 @@ class _Legacy(_Wrapped):
         apply: Any = super().apply_gradients  # type: ignore[misc]  # the optimizer's class comes next
         pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if not pairs:
-            return apply(grads_and_vars, name)  # which raises the error about missing gradients
+            return apply(grads_and_vars, name)  # raises the error about missing gradients
         if experimental_aggregate_gradients:
-            pairs = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]  # the optimizer's class comes next
+            pairs = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]  # the optimizer's
             pairs = self._aggregate_gradients(pairs)
         return self._distributed_gradients.apply(self, pairs, lambda pairs: apply(pairs, name, False))
 
 
 class _LossScale(_Wrapped):
-    """The base class that comes before the class of a LossScaleOptimizer with a distributed optimizer inside."""
+    """The first base class of a LossScaleOptimizer with a distributed optimizer inside."""
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """Return the reduction of an optimizer's gradients, or of the one inside it; None if it is not distributed."""
+    """Return the `Gradients` of a distributed optimizer or of one in a LossScaleOptimizer; None for others."""
     found: Gradients | None = getattr(innermost(optimizer), "_distributed_gradients", None)
     return found
 
 
 def wrapped(optimizer: Any, options: Options, local: Local) -> Any:
-    """Return an optimizer that does the same, with reduced gradients."""
+    """Return an optimizer that does what the given one does, with gradients reduced over the ranks."""
     inner, wrap = innermost(optimizer), partial(wrapped, options=options, local=local)
     if inner is not optimizer:
         scaled = wrap(inner)
@@ -306,12 +307,12 @@ def wrapped(optimizer: Any, options: Options, local: Local) -> Any:
 
 
 def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
-    """Return the distributed optimizer that a copy or a pickle of one becomes."""
+    """Restore a distributed optimizer from a copy or a pickle: make the plain one, and wrap it."""
     return wrapped(make(*arguments), options, local)
 
 
 def _wrapped_of_tensorflow_1(optimizer: Any, options: Options, local: Local) -> Any:
-    arguments = {**vars(options), "compression": options.compression or Compression.none}  # of the same names
+    arguments = {**vars(options), "compression": options.compression or Compression.none}  # named as the options
     result = DistributedOptimizerOfTensorFlow1(optimizer, **arguments)
     for variable in [*local.variables, *(one for layer in local.layers for one in layer.trainable_variables)]:
         result.register_local_var(variable)

@@ -1,6 +1,6 @@
-"""`python -m horovodlike.tensorflow.build`: compile the ops beside the package, for all its users.
+"""`python -m horovodlike.tensorflow.build`: compile the ops into the folder of the package, for all its users.
 
-For container images: without it every user compiles them on first import, which takes a compiler and some seconds.
+For container images: otherwise each user compiles them on first import, which takes a compiler and some seconds.
 """
 
 from __future__ import annotations

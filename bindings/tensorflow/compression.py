@@ -47,12 +47,12 @@ class _CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor in the narrower type (if it is floating point), and its own."""
+        """Return the tensor, in the narrower type if it is floating point, and its original dtype."""
         return tf.cast(tensor, cls.narrow) if tensor.dtype.is_floating else tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the tensor in the dtype `ctx`, that of the original."""
+        """Return the tensor in the dtype `ctx`, which is that of the original tensor."""
         return tf.cast(tensor, ctx)
 
 

@@ -1,4 +1,4 @@
-"""Shares of a `tf.data` pipeline for the ranks.
+"""Sharding of a `tf.data` pipeline over the ranks.
 
 from horovodlike.tensorflow.data import shard
 
@@ -26,22 +26,23 @@ def shard(
     """Return this rank's share of a dataset that is the same, and in the same order, on all ranks.
 
     Call it before `shuffle`, `repeat` and `batch`: then elements are samples, and all ranks have the same number of
-    batches. Or with `by="files"` at the end of the pipeline.
+    batches. With `by="files"`, call it at the end of the pipeline.
 
     Args:
         dataset: The dataset to divide.
-        by: "elements": of each `size()` elements in a row, every rank gets one. Every rank makes all of them, so what
-            is costly should come after it. "files": each rank reads other files, whatever is done with them before
-            this: TensorFlow looks for the place in the pipeline where files are read. There have to be at least as
-            many files as ranks.
-        drop_remainder: By elements: whether the last ones are left out, if they are too few for all ranks, so that all
-            have the same number. Else the first ranks have one more. By files it must be False: how much is in a file
-            is not known. Ranks with different numbers of batches need `horovodlike.keras.callbacks.JoinCallback`.
-        process_set: The ranks that share it.
+        by: "elements": of each `size()` consecutive elements, every rank gets one. Every rank computes all elements of
+            `dataset`, so costly steps should come after this one. "files": each rank reads different files. TensorFlow
+            finds the step of the pipeline that reads files, so other steps may come before this one. There have to be
+            at least as many files as ranks.
+        drop_remainder: With "elements": leave out the last ones if they are too few for all ranks, so that all ranks
+            have the same number. If False, the first ranks have one more. With "files" it must be False, as the number
+            of elements is not known. Ranks with different numbers of batches need
+            `horovodlike.keras.callbacks.JoinCallback`.
+        process_set: The ranks that share the dataset.
 
     Raises:
         NotInitializedError: `init()` has not been called.
-        ValueError: An argument cannot be used, this rank is not in the process set, or nothing reads files.
+        ValueError: An argument cannot be used, this rank is not in the process set, or the pipeline reads no files.
     """
     rank_of_job = basics.rank()
     ranks = members(registered_id(process_set))
@@ -71,7 +72,7 @@ def shard(
 
 
 def _whole_rounds(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Leave out the elements after the last multiple of the number of ranks."""
+    """Leave out the last elements, so that their number is a multiple of the number of ranks."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         return dataset

@@ -1,4 +1,4 @@
-"""Elastic training with TensorFlow: ranks come and go, the training continues.
+"""Elastic training with TensorFlow, which continues when ranks are added or lost.
 
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
@@ -10,9 +10,9 @@
 
     train(state)
 
-A `tf.function` that was traced in one job is right in the next, of whatever size: what it does with the ranks is
-found out when it runs. Only process sets are part of what has been traced; trace again where one is used. And so are
-`hvd.rank()` and `hvd.size()`: use `hvd.rank_op()` and `hvd.size_op()` inside.
+A `tf.function` that was traced in one job can be used in the next, which may have another number of ranks: its
+collectives look up the ranks when they run. But process sets are constants of the traced graph: trace a function that
+uses one again. `hvd.rank()` and `hvd.size()` are constants as well: use `hvd.rank_op()` and `hvd.size_op()` inside.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Array = np.ndarray[Any, Any]
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Do what :func:`horovodlike.elastic.run` does, for functions of TensorFlow.
+    """Do what :func:`horovodlike.elastic.run` does, for functions that use TensorFlow.
 
-    A broken job shows as an error of TensorFlow's there, in a graph and in `model.fit()`. It becomes a
-    `HorovodInternalError`; other errors of TensorFlow pass unchanged.
+    In such functions, also in a graph and in `model.fit()`, a broken job raises an error of TensorFlow. It becomes a
+    `HorovodInternalError`; other errors of TensorFlow are not changed.
     """
     return run_translated(func, translated)
 
@@ -52,16 +52,17 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 class TensorFlowState(ObjectState):
     """Variables and other values that change during a training.
 
-    Variables are saved as copies, restored and synchronized in place. Other values are attributes, saved as deep
-    copies.
+    Variables are saved as copies, restored and synchronized in place. Other values become attributes of the state,
+    saved as deep copies.
 
     Args:
-        variables: What to keep, the same on all ranks. In a graph of TensorFlow 1 its global variables if None.
+        variables: The variables to save, the same on all ranks. None: all global variables of a graph of TensorFlow 1.
         session: The session of a graph of TensorFlow 1. Its variables have to be initialized.
         **kwargs: Other values, by the names of the attributes.
 
     Raises:
-        ValueError: There are no variables and nothing to find them by; or a name is one of the state's own.
+        ValueError: `variables` is None in TensorFlow 2, or the name of another value is already an attribute of the
+            state.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
@@ -73,7 +74,7 @@ class TensorFlowState(ObjectState):
         super().__init__(**kwargs)
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
-        self._assignments: list[tuple[Any, Any]] = []  # in a graph: what is fed, and the operation
+        self._assignments: list[tuple[Any, Any]] = []  # in a graph: placeholder and assignment of each variable
         if session is not None:
             with session.graph.as_default():
                 for variable in self.variables:
@@ -95,10 +96,10 @@ class TensorFlowState(ObjectState):
         self.session.run([operation for _, operation in self._assignments], fed)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory.
+        """Save copies of the variables and the other values in memory.
 
         Raises:
-            HorovodInternalError: The job has ended; what was saved before is kept.
+            HorovodInternalError: The job has ended; the state that was saved before is kept.
         """
         values = self._read_variables()
         check_results()
@@ -106,16 +107,16 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the state that was saved last."""
         super().restore()
         self._write_variables(self._saved_values)
 
     def sync(self) -> None:
-        """Take everything from the rank that has committed most, and save it. Collective.
+        """Take the variables and other values of the rank with the most commits, and save them. Collective.
 
         Raises:
             HorovodInternalError: The job is broken.
-            tf.errors.OpError: The ranks have variables that do not fit together.
+            tf.errors.OpError: The ranks' variables do not match, for instance in shape.
         """
         root = self.elect_root()
         if self.session is None:
@@ -128,11 +129,11 @@ class TensorFlowState(ObjectState):
         super().sync()
 
     def saved_to_bytes(self) -> bytes:
-        """Return a pickle of everything as it was saved."""
+        """Return a pickle of the state that was saved last."""
         return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Read the pickle."""
+        """Replace the saved state by one that `saved_to_bytes` returned."""
         objects, self._saved_values = pickle.loads(saved)
         super().saved_from_bytes(objects)
 

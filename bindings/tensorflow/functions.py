@@ -1,4 +1,4 @@
-"""Variables and objects brought to the same value on all ranks."""
+"""Broadcasts of variables, and broadcasts and allgathers of objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "broadcast_variables",
 ]
 
-# Variables are sent in groups of about so many bytes, whose values exist twice for a moment.
+# Variables are sent in groups of about this size, because the values of a group exist twice while it is sent.
 _GROUP_BYTES = 64 << 20
 
 
@@ -32,7 +32,7 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Give variables the root's values.
+    """Set the variables of all ranks to the root's values.
 
     Args:
         variables: `tf.Variable` or Keras variables, of the same shapes, dtypes and order on all ranks.
@@ -41,7 +41,7 @@ def broadcast_variables(
         inplace: Not needed.
 
     Returns:
-        In a graph of TensorFlow 1 the op that does it, else None.
+        In a graph of TensorFlow 1 the op that sets the variables, else None.
 
     Raises:
         ValueError: An argument cannot be used.
@@ -73,16 +73,16 @@ def _groups(variables: Sequence[Any]) -> list[list[Any]]:
 
 def _bytes_of(variable: Any) -> int:
     elements = tf.TensorShape(variable.shape).num_elements()
-    if elements is None:  # e.g. shape=[None, 3]: only the value has the number, and a traced graph has no value
+    if elements is None:  # e.g. shape=[None, 3]: only the value has a size, and a graph that is traced has no value
         elements = int(tf.size(variable, tf.int64)) if tf.executing_eagerly() else 0
     return int(elements) * int(tf.as_dtype(variable.dtype).size)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the op that gives all global variables of the graph of TensorFlow 1 the root's values.
+    """Return an op that sets all global variables of the graph of TensorFlow 1 to the root's values.
 
     Raises:
-        RuntimeError: Eagerly there are no global variables.
+        RuntimeError: This is eager mode, in which there are no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -93,7 +93,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # has no annotations
-    """For sessions of TensorFlow 1: gives all global variables the root's values when a session has been made.
+    """A hook for sessions of TensorFlow 1: sets all global variables to the root's values in each new session.
 
     Args:
         root_rank: The rank whose values are sent.
@@ -113,7 +113,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             self._broadcast = (graph, broadcast_global_variables(self.root_rank))
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Run the op in the new session."""
         del coord
         assert self._broadcast is not None
         session.run(self._broadcast[1])
@@ -132,12 +132,12 @@ def broadcast_object(
         obj: Anything that cloudpickle can serialize; ignored on the other ranks.
         root_rank: The rank whose object is sent, by its number in the job.
         session: Not needed.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) The object was changed on its way, and was not unpickled.
-        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause), or
+        HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
             has joined.
         ValueError: An argument cannot be used.
     """
@@ -160,7 +160,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function of an object that does what `broadcast_object` does."""
+    """Return a function of one argument, the object, that does what `broadcast_object` does."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -170,19 +170,19 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. The own object is a copy as well. Runs eagerly.
+    """Return copies of the objects of all ranks, also of this rank's, in the order of the ranks. Runs eagerly.
 
-    There are none of ranks that have joined.
+    Ranks that have joined have no object in the list.
 
     Args:
         obj: Anything that cloudpickle can serialize.
         session: Not needed.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) An object was changed on its way; none was unpickled.
-        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
         ValueError: An argument cannot be used.
     """
     del session

@@ -1,4 +1,4 @@
-"""`LocalGradientAggregationHelper`: gradients of several backward passes are summed up before they are reduced."""
+"""`LocalGradientAggregationHelper`: sums the gradients of several backward passes before they are reduced."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["LocalGradientAggregationHelper"]
 
 
 class LocalGradientAggregationHelper:
-    """Sums up gradients, and has them reduced and applied every so many passes. Works eagerly and in graphs.
+    """Sums gradients, and has the sums reduced and applied in the last pass of a step. Works eagerly and in graphs.
 
-    A variable that has had a gradient before and has none in a pass adds nothing to its sum in that pass. In a step
-    that brings it none at all, its reduced gradient is 0.
+    If a variable that had a gradient before has none in a pass, its sum does not change. If it has none in a whole
+    step, its reduced gradient is 0.
 
     Args:
-        backward_passes_per_step: How many passes make a step.
+        backward_passes_per_step: The number of passes that make a step.
         allreduce_func: `allreduce_func(gradients, variables)` returns the reduced gradients.
-        sparse_as_dense: Make a `tf.IndexedSlices` dense. Without that there can be none.
+        sparse_as_dense: Make a `tf.IndexedSlices` dense. If a step has several passes, none is allowed without this.
         average_aggregated_gradients: Divide the sum by the number of passes.
         rank: Not needed.
         optimizer_type: Not needed.
@@ -47,20 +47,20 @@ class LocalGradientAggregationHelper:
         self._sparse_as_dense = sparse_as_dense
         self._average = average_aggregated_gradients
         self._counter: Any = None
-        self.is_last: Any = None  # what the last compute_gradients() has found, in the same graph
-        self._sums: dict[int, Any] = {}  # by the place of the gradient; of those that there have been so far
+        self.is_last: Any = None  # a tensor of the last compute_gradients(): is this a step's last pass?
+        self._sums: dict[int, Any] = {}  # by position; of the gradients that have occurred so far
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Add gradients to the sums; return the reduced sums in the last pass of a step, else the gradients.
+        """Add gradients to the sums; return the reduced sums in the last pass of a step, else the given gradients.
 
         Args:
-            grads: None where there is none; which ones may change from call to call, the same way on all ranks. In a
-                graph those of the first call are all that there can be.
-            variables: The same ones in each call.
+            grads: The gradients, some of which may be None: the same ones on all ranks, but not in all calls. In a
+                graph, a gradient that is None in the first call must be None in all calls.
+            variables: The variables of the gradients, the same in each call.
 
         Raises:
-            ValueError: There is a `tf.IndexedSlices`, and `sparse_as_dense` is False; or, in a graph, a gradient that
-                was None in the first call.
+            ValueError: With several passes per step: there is a `tf.IndexedSlices` and `sparse_as_dense` is False; or,
+                in a graph, there is a gradient that was None in the first call.
         """
         grads = [self._dense(gradient) for gradient in grads]
         if self.backward_passes_per_step == 1:
@@ -95,11 +95,11 @@ class LocalGradientAggregationHelper:
         return [] if self._counter is None else [self._counter.assign(0), *sums]
 
     def forget(self) -> None:
-        """Begin a step anew: drop what has been summed up."""
+        """Begin a step anew: drop the sums."""
         self._zero()
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the closure in the last pass of a step; else count the optimizer's iterations on.
+        """Call the closure in the last pass of a step; in other passes only increment the optimizer's iterations.
 
         To be called after `compute_gradients`.
         """
@@ -133,7 +133,7 @@ class LocalGradientAggregationHelper:
     def _make_variables(self, grads: Mapping[int, Any]) -> None:
         shapes = {i: (gradient.shape, gradient.dtype) for i, gradient in grads.items() if i not in self._sums}
         if shapes and self._counter is not None and not tf.executing_eagerly():
-            # TensorFlow makes no variables later, and what has been traced would not reduce them.
+            # TensorFlow cannot make variables after the first trace, and the traced graph would not reduce the sums.
             raise ValueError(
                 f"gradients number {list(shapes)} were None in the first pass: in a tf.function or a graph give zeros "
                 "instead of None for those that come in a later pass"

@@ -16,10 +16,10 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
-    """Does everything with the tape that it was made of, and reduces what `gradient` returns."""
+    """A tape that passes all calls on to another tape, and reduces the gradients that `gradient` returns."""
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientReduction) -> None:
-        tf.GradientTape.__init__(self)  # which the methods below leave unused
+        tf.GradientTape.__init__(self)  # makes state that is not used: all methods below use `_inner`
         self._inner = tape
         self._reduction = reduction
 
@@ -31,7 +31,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
         self._inner.__exit__(*error)
 
     def register_local_source(self, source: Any) -> None:
-        """Have the gradient of this variable stay on its rank, from now on."""
+        """Exclude the gradient of a variable from the reduction, from now on."""
         self._reduction.register_local(source)
 
     def _register_local_layers(self, layers: Sequence[Any]) -> None:
@@ -49,9 +49,9 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
 
         Args:
             target: As for `tf.GradientTape.gradient`.
-            sources: As for `tf.GradientTape.gradient`; as many on all ranks.
+            sources: As for `tf.GradientTape.gradient`; the same number on all ranks.
             output_gradients: As for `tf.GradientTape.gradient`.
-            use_generic_names: Name the operations after the places of the gradients instead of after the variables.
+            use_generic_names: Name the operations after the positions of the gradients instead of the variables.
             more: Further arguments of `tf.GradientTape.gradient`.
 
         Raises:
@@ -78,11 +78,11 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
         self._inner.reset()
 
     def jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """Do what `tf.GradientTape.jacobian` does, for this rank."""
+        """Do what `tf.GradientTape.jacobian` does, without a reduction over the ranks."""
         return self._inner.jacobian(*arguments, **more)
 
     def batch_jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """Do what `tf.GradientTape.batch_jacobian` does, for this rank."""
+        """Do what `tf.GradientTape.batch_jacobian` does, without a reduction over the ranks."""
         return self._inner.batch_jacobian(*arguments, **more)
 
 
@@ -106,26 +106,26 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a tape that does what the given one does, and whose `gradient` reduces over the ranks.
+    """Return a tape that works like the given one, but whose `gradient` returns gradients reduced over the ranks.
 
     Args:
         gradtape: The tape, before, while or after it records.
         device_dense: Not needed.
         device_sparse: Not needed.
-        compression: What to send instead of the gradients.
+        compression: How gradients are compressed before they are sent, such as `Compression.fp16`.
         sparse_as_dense: Make a `tf.IndexedSlices` dense and reduce it, instead of gathering it.
-        op: How to reduce: Average, Sum, Min, Max, Product or Adasum.
-        gradient_predivide_factor: With Average: what gradients are divided by before they are summed up; the result
-            is divided by the rest of the number of ranks.
-        num_groups: Reduce the gradients as so many operations; 0: one for each, or eagerly one for all.
-        groups: The same number; or lists of variables, whose gradients are reduced as one operation each.
-        process_set: The ranks that take part; the gradients of the others stay what they are.
-        scale_local_gradients: Divide gradients that stay on their rank (`register_local_source`) by the number of
-            ranks.
+        op: The reduction: Average, Sum, Min, Max, Product or Adasum.
+        gradient_predivide_factor: With Average: gradients are divided by this factor before they are summed, and the
+            sum by the number of ranks divided by this factor.
+        num_groups: The number of operations that reduce the gradients; 0: one for each gradient, or in eager mode one
+            for all.
+        groups: A number, as `num_groups`; or lists of variables, the gradients of each list being one operation.
+        process_set: The ranks that take part; on other ranks, gradients do not change.
+        scale_local_gradients: Divide local gradients (of `register_local_source`) by the number of ranks.
 
     Raises:
-        ValueError: The arguments contradict each other.
-        TypeError: It is no tape.
+        ValueError: An argument cannot be used, or arguments contradict each other.
+        TypeError: `gradtape` is not a tape, or another argument is of the wrong type.
     """
     del device_dense, device_sparse
     reduction = GradientReduction(
@@ -149,14 +149,14 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Do what `DistributedGradientTape` does, for all but the gradients of some layers, which stay on their rank.
+    """Do what `DistributedGradientTape` does, but do not reduce the gradients of some layers.
 
-    `local_layers` is a Keras layer, also one of tf_keras (Keras 2), or a list of them. All other arguments are those of
+    `local_layers` is a layer of Keras 3 or tf_keras (Keras 2), or a list of layers. All other arguments are those of
     `DistributedGradientTape`; with `scale_local_gradients` the gradients of these layers are divided by the number of
     ranks.
 
     Raises:
-        ValueError: Something in `local_layers` is no layer, or the arguments contradict each other.
+        ValueError: An item of `local_layers` is not a layer, or the arguments contradict each other.
     """
     tape = DistributedGradientTape(
         *(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor),
@@ -164,7 +164,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     )
     layers = [] if local_layers is None else local_layers
     layers = layers if isinstance(layers, (list, tuple)) else [layers]
-    # Of Keras 3 or of tf_keras: only their variables are asked for, when they are built.
+    # Layers of Keras 3 or tf_keras: only `trainable_variables` is read, and only when gradients are reduced.
     if not all(hasattr(type(layer), "trainable_variables") for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     tape._register_local_layers(layers)

@@ -1,19 +1,19 @@
 """The collectives on TensorFlow tensors.
 
-They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. What holds for all:
+They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. Common to all of them:
 
-* Ranks match operations by name. An unnamed one is named after its tensor in a graph, and counted eagerly, so that
-  every rank has to call unnamed ones in the same order.
+* Ranks match operations by name. In a graph an unnamed operation is named after its tensor. In eager mode it gets a
+  number, so every rank has to call unnamed operations in the same order.
 * Tensors may be of any dtype of docs/users/dtypes.md and of any size, 0 elements included.
-* They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op, and results are there. On a
-  GPU they return when all work has been enqueued on it. All ranks run an operation on the same kind of device.
+* They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op. Results are on the same
+  device. On a GPU they return when all work has been enqueued. All ranks must use the same kind of device.
 * If the ranks disagree about an operation it raises `tf.errors.FailedPreconditionError` on all of them, and the job
-  continues. `tf.errors.InvalidArgumentError`: the call is wrong on this rank alone, as is a `ValueError`, which is
-  found before the op is made. `tf.errors.UnknownError`: the job is broken or shut down.
-* In a graph operations run in any order that their tensors allow, which may differ between the ranks.
-* All but `barrier` and `join` are differentiable, and follow the convention that a loss is averaged over the ranks.
-* Every operation takes a process set. The other ranks do not need to call it.
-* Any thread may call them, as long as all ranks do under the same names.
+  continues. A call that is wrong on this rank alone raises `tf.errors.InvalidArgumentError`, or `ValueError` if the
+  error is found before the op is made. If the job is broken or shut down, they raise `tf.errors.UnknownError`.
+* In a graph operations run in any order that their tensors allow, and the order may differ between the ranks.
+* All but `barrier`, `broadcast_` and `join` are differentiable. By convention the loss is averaged over the ranks.
+* Every operation takes a process set. Ranks that are not in the set do not need to call the operation.
+* Any thread may call them, as long as all ranks use the same names.
 * `device_dense` and `device_sparse` are accepted for scripts that pass them.
 * XLA cannot compile them: with `jit_compile=True` they raise `tf.errors.InvalidArgumentError` when they are traced.
 """
@@ -85,8 +85,8 @@ __all__ = [
 ]
 __all__ += basics.__all__
 
-Tensor = Any  # a tf.Tensor, or what can be made one
-TensorOrSlices = Any  # or tf.IndexedSlices
+Tensor = Any  # a tf.Tensor, or a value that can be converted to one
+TensorOrSlices = Any  # a Tensor as above, or tf.IndexedSlices
 
 
 def allreduce(
@@ -107,24 +107,24 @@ def allreduce(
     The gradient, for Average and Sum, is the allreduce of the gradient with the same op and factors.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks. Or a `tf.IndexedSlices`, whose values and indices are
-            gathered instead; the ranks may have different numbers of them. The same index may then occur several times.
+        tensor: A tensor of the same shape and dtype on all ranks. Or a `tf.IndexedSlices`: its rows are gathered
+            instead, ranks may have different numbers of rows, and the result may have several rows of one index.
         average: Deprecated; use `op`.
         device_dense: Not needed.
         device_sparse: Not needed.
-        compression: What to send instead of the tensor.
-        op: Average (the default), Sum, Min, Max, Product or Adasum; of `tf.IndexedSlices` Average or Sum. Average
-            truncates integers; bool knows no Average.
+        compression: How the tensor is compressed before it is sent, such as `Compression.fp16`.
+        op: Average (the default), Sum, Min, Max, Product or Adasum; for `tf.IndexedSlices` Average or Sum only.
+            Average truncates integers, and is not defined for bool.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
-        ignore_name_scope: Leave the name scope out of the name that is made for an unnamed operation, so that graphs
-            that differ in it match.
+        ignore_name_scope: Leave the name scope out of the name of an unnamed operation, so that it matches those of
+            graphs with other name scopes.
 
     Raises:
         ValueError: An argument cannot be used.
-        NotImplementedError: This cannot be done with a `tf.IndexedSlices`.
+        NotImplementedError: `op` or a factor is not supported for a `tf.IndexedSlices`.
         tf.errors.OpError: As described for the module.
     """
     del device_dense, device_sparse
@@ -183,14 +183,14 @@ def reduce_dense(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """Reduce a list of dense tensors as one operation: what `allreduce` does for one and `grouped_allreduce` for more.
+    """Reduce a list of dense tensors as one operation, as `allreduce` and, for several, `grouped_allreduce` do.
 
     Args:
         tensors: The tensors.
-        compression: What to send instead of them.
-        op: How to reduce.
-        factors: What multiplies them before and after the reduction.
-        name: What the ranks match the operation by.
+        compression: How the tensors are compressed before they are sent.
+        op: The reduction, such as Average.
+        factors: They multiply the tensors before and after the reduction.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
     """
     operation = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
@@ -199,10 +199,10 @@ def reduce_dense(
 
 
 def _check_slices(op: int, factors: tuple[float, float]) -> None:
-    """Make sure that slices can be reduced in this way.
+    """Check that this reduction, with these factors, is supported for `tf.IndexedSlices`.
 
     Raises:
-        NotImplementedError: They cannot.
+        NotImplementedError: The combination is not supported.
     """
     if op == Adasum:
         raise NotImplementedError("Adasum is not for tf.IndexedSlices: make them dense, with sparse_as_dense=True")
@@ -213,7 +213,7 @@ def _check_slices(op: int, factors: tuple[float, float]) -> None:
 
 
 def _check_group(tensors: Sequence[TensorOrSlices], op: int, factors: tuple[float, float]) -> None:
-    """Refuse a group as a whole where its slices cannot be sent: before its tensors have been."""
+    """Check the `tf.IndexedSlices` of a group before any tensor is sent, so that the group is refused as a whole."""
     slices = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
     if slices:
         _check_slices(op, factors)
@@ -249,13 +249,13 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Return the tensors of all ranks joined along dimension 0, in the order of the ranks.
+    """Return the tensors of all ranks concatenated along dimension 0, in the order of the ranks.
 
-    A rank's gradient is its own rows of the gradient averaged over the ranks.
+    The gradient of a rank's tensor is its rows of the result's gradient, averaged over the ranks.
 
     Args:
-        tensor: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
-        name: What the ranks match the operation by.
+        tensor: A tensor of at least one dimension. Only dimension 0 may differ between ranks; it may be 0.
+        name: The name by which the ranks match the operation.
         ignore_name_scope: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -292,12 +292,12 @@ def broadcast(
 ) -> tf.Tensor:
     """Return the root's tensor.
 
-    The root's gradient is the gradient averaged over the ranks, that of the others is zero.
+    The gradient of the root's tensor is the result's gradient, averaged over the ranks; on other ranks it is zero.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks.
+        tensor: A tensor of the same shape and dtype on all ranks.
         root_rank: The rank whose tensor is sent, by its number in the job.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         ignore_name_scope: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -342,16 +342,16 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Give the variables the root's values, as one operation, and return them.
+    """Set variables to the root's values, in one operation, and return them.
 
     Args:
         variables: `tf.Variable` or Keras variables, of the same shapes and dtypes on all ranks.
         root_rank: The rank whose values are sent, by its number in the job.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
 
     Returns:
-        The variables; in a graph of TensorFlow 1 what `assign` returns, whose evaluation assigns.
+        The variables; in a graph of TensorFlow 1 the results of `assign`, to be evaluated.
 
     Raises:
         ValueError: An argument cannot be used.
@@ -374,13 +374,13 @@ def alltoall(
 ) -> Any:
     """Send rows of the tensor to each rank, and return the rows received, in the order of the ranks.
 
-    The gradient goes back the same way.
+    The gradient of each row is sent back to the rank that the row came from.
 
     Args:
-        tensor: Of at least one dimension.
-        splits: How many rows each rank is sent, in their order: integers, whose sum is at most the tensor's rows.
-            None: the same number for each.
-        name: What the ranks match the operation by.
+        tensor: A tensor of at least one dimension.
+        splits: The number of rows to send to each rank, in the order of the ranks: integers, in sum at most the
+            tensor's rows. None: the same number for each rank.
+        name: The name by which the ranks match the operation.
         ignore_name_scope: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -395,7 +395,7 @@ def alltoall(
     label = called("alltoall", name)
     if splits is None:
         given = tf.zeros([0], tf.int32)
-    elif hasattr(splits, "dtype") or np.ndim(splits) > 1:  # of which the op says what is wrong
+    elif hasattr(splits, "dtype") or np.ndim(splits) > 1:  # the op reports errors in these
         given = tf.convert_to_tensor(splits)
     else:
         given = tf.constant(split_counts(splits, None, label), tf.int64)
@@ -422,15 +422,15 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduce a tensor over all ranks and return this rank's share of the rows of the result.
 
-    The gradient, for Average and Sum, is made of the gradients of all shares.
+    The gradient, for Average and Sum, is gathered from the gradients of all ranks' shares.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks, and at least one dimension. If the rows cannot be divided
-            evenly the first ranks have one more; with fewer rows than ranks the last ones have none.
+        tensor: A tensor of at least one dimension, of the same shape and dtype on all ranks. If the rows cannot be
+            divided evenly the first ranks get one more; with fewer rows than ranks the last ranks get none.
         device_dense: Not needed.
-        compression: What to send instead of the tensor.
+        compression: How the tensor is compressed before it is sent, such as `Compression.fp16`.
         op: Average, Sum, Min, Max or Product.
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
         ignore_name_scope: As for `allreduce`.
         prescale_factor: Multiplies the tensor before the reduction.
@@ -469,20 +469,20 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, return the op that does."""
+    """Wait until all ranks of the process set have called this; in a graph of TensorFlow 1, return an op that waits."""
     operation = call("barrier", describe("barrier", name or "all", [], False, process_set))
     return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Return whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
+    """Return whether a number of ranks is a power of 2. Provided for scripts: horovodlike does not depend on it."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def join(process_set: ProcessSet = global_process_set) -> Any:
-    """Say that this rank has no more data, and return when all ranks of the process set have said so.
+    """Declare that this rank has no more data, and return when all ranks of the process set have joined.
 
-    Until then the others continue without it: a rank that has joined contributes nothing to what they do.
+    Until then the other ranks continue without it: a rank that has joined contributes nothing to their collectives.
 
     Args:
         process_set: The ranks that join.

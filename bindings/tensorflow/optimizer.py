@@ -20,7 +20,7 @@ _Legacy: Any = tf.compat.v1.train.Optimizer
 
 
 class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotations
-    """An optimizer of TensorFlow 1 around another one."""
+    """An optimizer of TensorFlow 1 that wraps another one and reduces its gradients over the ranks."""
 
     def __init__(
         self, optimizer: Any, name: str, use_locking: bool, reduction: GradientReduction, passes: int, average: bool
@@ -31,7 +31,7 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         self._aggregation = LocalGradientAggregationHelper(passes, reduction, reduction.sparse_as_dense, average)
 
     def register_local_var(self, var: Any) -> None:
-        """Have the gradient of this variable stay on its rank, from now on."""
+        """Exclude the gradient of a variable from the reduction, from now on."""
         self._reduction.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
@@ -40,7 +40,7 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does, after `backward_passes_per_step` calls of `compute_gradients`."""
+        """Do what the wrapped optimizer does, but only in the last of the passes that make a step."""
         return self._aggregation.apply_gradients(
             lambda: self._optimizer.apply_gradients(*args, **kwargs), self, *args, **kwargs
         )
@@ -82,24 +82,25 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: A Keras optimizer, or one of `tf.compat.v1.train`.
-        name: Of an optimizer of TensorFlow 1: its name.
-        use_locking: Of an optimizer of TensorFlow 1: see there.
+        name: For TensorFlow 1: the name of the result. For Keras: see `horovodlike.keras.DistributedOptimizer`.
+        use_locking: As for `tf.compat.v1.train.Optimizer`; not used for Keras.
         device_dense: Not needed.
         device_sparse: Not needed.
-        compression: What to send instead of the gradients.
+        compression: How gradients are compressed before they are sent, such as `Compression.fp16`.
         sparse_as_dense: Make a `tf.IndexedSlices` dense and reduce it, instead of gathering it.
-        backward_passes_per_step: So many gradients are summed up before they are reduced and applied.
-        op: How to reduce.
-        gradient_predivide_factor: With Average: what gradients are divided by before they are summed up; the result
-            is divided by the rest of the number of ranks.
-        average_aggregated_gradients: Divide the sum of several passes by their number.
-        num_groups: Reduce the gradients as so many operations; 0: one for each.
-        groups: The same number; or lists of variables, whose gradients are reduced as one operation each.
-        process_set: The ranks that take part; the gradients of the others stay what they are.
-        scale_local_gradients: Divide gradients that stay on their rank (`register_local_var`) by the number of ranks.
+        backward_passes_per_step: The number of passes whose gradients are summed before they are reduced and applied.
+        op: The reduction, such as Average.
+        gradient_predivide_factor: With Average: gradients are divided by this factor before they are summed over the
+            ranks, and the sum by the number of ranks divided by this factor.
+        average_aggregated_gradients: Divide the sum over the passes by the number of passes.
+        num_groups: The number of operations that reduce the gradients; 0: one for each gradient, or in eager mode one
+            for all.
+        groups: A number, as `num_groups`; or lists of variables, the gradients of each list being one operation.
+        process_set: The ranks that take part; on other ranks, gradients do not change.
+        scale_local_gradients: Divide local gradients (of `register_local_var`) by the number of ranks.
 
     Raises:
-        ValueError: The arguments contradict each other.
+        ValueError: An argument cannot be used, or arguments contradict each other.
     """
     op = reduce_op(op, "DistributedOptimizer")
     if op == Adasum and average_aggregated_gradients:

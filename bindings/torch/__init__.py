@@ -9,7 +9,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: compression of gradients
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
-* :mod:`horovodlike.torch.functions`: parameters, optimizer state and objects brought to the same value on all ranks
+* :mod:`horovodlike.torch.functions`: broadcasts of parameters, optimizer state and objects, and allgather of objects
 * :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 """
@@ -19,7 +19,7 @@ from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import _compiled_ops, elastic  # noqa: F401  # the first has torch.compile trace the collectives
+from horovodlike.torch import _compiled_ops, elastic  # noqa: F401  # the first lets torch.compile trace collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (

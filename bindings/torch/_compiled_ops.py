@@ -1,10 +1,11 @@
-"""How `torch.compile` traces the collectives, `rank`, `size` and the like: as they are, down to what it cannot trace.
+"""Replacements that `torch.compile` traces for inner functions of the collectives, `rank`, `size` and the like.
 
-In place of that it traces the functions here, of the same names, arguments and results. They call an operator of
-`custom_ops`. Functions that are not compiled never come here.
+The collectives are traced as they are, apart from inner functions that the compiler cannot trace. For these it traces
+the functions here, which have the same names and arguments. Most of them lead to an operator of `custom_ops`. Code that
+is not compiled never calls them.
 
-A function that is traced in place of another may have neither a closure nor other defaults than that one: the compiler
-installs its guards on the function that was called.
+A replacement may have neither a closure nor other defaults than the replaced function: the compiler installs its guards
+on the function that was called.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _operators = torch.ops.horovodlike
 
 
 class _Call(NamedTuple):
-    """In place of `handles.Call`: constants of the graph."""
+    """The replacement of `handles.Call`: constants of the graph."""
 
     kind: Kind
     operation: str
-    name: str | None  # that the caller has given
+    name: str | None  # as given by the caller
     op: int
     root_rank: int
     factors: tuple[float, float]
@@ -42,8 +43,8 @@ class _Call(NamedTuple):
 
 
 def _current() -> RankInfo:
-    # Not what `basics` asks: a compiler cannot trace that it makes sure that the process has not been forked. The
-    # compiled function is compiled again when the place has changed.
+    # Unlike `basics._current`, this does not check for a fork, since the compiler cannot trace that check. When
+    # `_place` changes, the compiled function is compiled again.
     place = basics._place
     if place is None:
         raise NotInitializedError("horovodlike has not been initialized; use hvd.init().")
@@ -95,7 +96,7 @@ def _number(call: _Call, set_id: int) -> torch.Tensor | None:
 
 
 def _rows(call: _Call, tensors: Tensors) -> Sequence[int] | None:
-    """Return the first dimensions of the results where they are not those of the tensors."""
+    """Return the sizes of the results' first dimension; None if they are those of the tensors."""
     if call.kind == Kind.ALLGATHER:
         return [FOUND_OUT for _ in tensors]
     if call.kind == Kind.REDUCESCATTER:
@@ -112,7 +113,7 @@ def run(call: _Call, tensors: Tensors) -> tuple[torch.Tensor, ...]:
 
 
 def start_in_place(call: _Call, tensors: Tensors, single: bool, waits: bool = False) -> Any:
-    """Return the result, which `result` passes on, and no handle."""
+    """Return the result in place of a handle; the function `result` passes it on."""
     with torch.no_grad():
         for tensor, made in zip(tensors, run(call, tensors), strict=True):
             tensor.copy_(made)
@@ -169,7 +170,7 @@ TRACED: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (handles.start_in_place_and_remember, start_in_place_and_remember),
     (mpi_ops.barrier, barrier),
 )
-"""What is called, and what is traced in its place."""
+"""Pairs of a function that is called and the function that is traced in its place."""
 
 _TRACED_AS_THEY_ARE: tuple[Any, ...] = (
     mpi_ops.allgather, mpi_ops.allreduce, mpi_ops.allreduce_, mpi_ops.alltoall, mpi_ops.broadcast, mpi_ops.broadcast_,
@@ -180,11 +181,11 @@ _TRACED_AS_THEY_ARE: tuple[Any, ...] = (
 
 if IS_AVAILABLE:
     define()
-    # They would be traced with calls and handles of functions that were not compiled.
+    # Traced, these would use the replacements with a `Call` and handles from code that was not compiled.
     disable_compile(alltoall.send_back, autograd.run_backward)
     for _function in _TRACED_AS_THEY_ARE:
         del _function._torchdynamo_disable
     for _function, _traced in TRACED:
-        # By this mark torch finds the function that a wrapper of its own stands for.
+        # torch marks its own wrappers in this way with the function that it is to trace in their place.
         # `torch.compiler.substitute_in_graph` would do as well, but imports the compiler.
         _function._torchdynamo_inline = _traced  # type: ignore[attr-defined]  # a mark

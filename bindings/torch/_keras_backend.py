@@ -1,4 +1,4 @@
-"""Gradients of Keras's torch backend."""
+"""Reduction of gradients for Keras's torch backend."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def reduce(
     gradients: Sequence[Any],
     like: Sequence[keras.Variable],
 ) -> list[Any]:
-    """Reduce in groups; without groups all gradients together, which takes one call of the engine.
+    """Reduce gradients in groups; without groups, reduce all of them in one grouped operation.
 
-    Which gradients exist may differ between ranks and steps. So a missing gradient takes part as zeros, and each group
-    has one more tensor, which says which gradients are real: a gradient that no rank has stays None. For gradients on a
-    GPU there is one such tensor for all groups, on the CPU, so that the host does not wait for the GPU.
+    The set of gradients that exist may differ between ranks and steps. So a missing gradient is reduced as zeros, and
+    each group has one more tensor, which marks the gradients that exist: a gradient that no rank has stays None. For
+    gradients on a GPU one such tensor, on the CPU, serves all groups, so that the host does not wait for the GPU.
 
     The memory of a gradient is overwritten if it is the `.grad` of its variable, as in Keras's train step.
     """
@@ -70,7 +70,7 @@ def reduce(
         for position, result, context in zip(group, results, contexts, strict=True):
             reduced[position] = reduction.compression.decompress(result, context)
     if apart is not None:
-        # Waited for last: a rank with its gradients on the CPU does not take part in this, which the groups report.
+        # Waited for last: a rank with its gradients on the CPU lacks this operation; the groups report that mismatch.
         synchronize(handle_of_apart)
         is_real = apart.tolist()
     return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
@@ -80,14 +80,14 @@ disable_compile(reduce)
 
 
 def _own(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that may be overwritten."""
+    """Return a gradient, or zeros for a missing one, in memory that may be overwritten."""
     if gradient is None:
         return torch.zeros_like(parameter)
     return gradient if gradient is parameter.grad else gradient.detach().clone()
 
 
 def is_sparse(gradient: torch.Tensor) -> bool:
-    """Return whether a gradient has rows only for some positions. Layers of Keras make no such gradients."""
+    """Return whether a gradient is a sparse tensor. Keras's own layers make no such gradients."""
     return gradient.layout is not torch.strided
 
 
@@ -102,10 +102,10 @@ def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Te
 
 
 def is_tracing() -> bool:
-    """Return False: torch compiles a function anew if it depends on the number of ranks and that has changed."""
+    """Return False: torch recompiles a function that depends on the number of ranks when this number changes."""
     return False
 
 
 def translated() -> AbstractContextManager[None]:
-    """Return a context that does nothing: torch does not change the engine's errors."""
+    """Return a context that does nothing: torch passes the engine's errors on unchanged."""
     return nullcontext()

@@ -1,7 +1,7 @@
 """Compression of gradients: a tensor is sent as it is, or in fewer bits.
 
-To add one, derive from `Compressor` and pass the class where `compression=` is accepted. A method that does not
-reduce to "one tensor, summed over the ranks" is a `GradientReducer`, of which `DistributedOptimizer` takes an instance.
+To add a compression, derive from `Compressor` and pass the class where `compression=` is accepted. A method that cannot
+be expressed as one tensor summed over the ranks is a `GradientReducer`; `DistributedOptimizer` takes an instance of it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 class Compression:
     """The compressions that come with the package, as values of the `compression` arguments.
 
-    `none`, `fp16` and `bf16` are passed as they are. `powersgd` and `topk` make an object that `DistributedOptimizer`
-    takes, as in `compression=Compression.powersgd(rank=2)`; the collectives do not take them.
+    `none`, `fp16` and `bf16` are passed as they are. `powersgd` and `topk` are called to make an object for
+    `DistributedOptimizer`, as in `compression=Compression.powersgd(rank=2)`; the collectives do not accept it.
     """
 
     none = NoneCompressor

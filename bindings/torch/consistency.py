@@ -1,7 +1,7 @@
-"""`check_consistency`: do all ranks hold the same model?
+"""`check_consistency`: a check that all ranks hold the same model.
 
-Hashes are compared, so a check costs one pass over the rank's own tensors and a message of some bytes; only if ranks
-differ are the hashes of the single tensors exchanged, to say where.
+The ranks compare hashes, so a check costs one pass over the rank's own tensors and a message of some bytes. Only if the
+ranks differ, they exchange the hashes of the single tensors to find the tensors that differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 
 
 class Record(NamedTuple):
-    """The tensor that a rank holds under a name, by its digest."""
+    """Name, dtype, shape and hash of one tensor of a rank."""
 
     name: str
     dtype: str
@@ -37,22 +37,21 @@ Model = torch.nn.Module | Mapping[str, torch.Tensor | None] | Iterable[tuple[str
 def check_consistency(model: Model, process_set: ProcessSet = global_process_set) -> None:
     """Raise on every rank unless all ranks hold the same tensors: same names, shapes, dtypes and bits.
 
-    A collective: every rank of the set has to call it, and it returns or raises alike on all of them. Tensors are
-    compared by BLAKE2b hashes, which are sent instead of them; their order, strides and devices do not matter. NaNs of
-    the same bits are the same, and 0.0 and -0.0 are not. One thread at a time may call it.
+    This is a collective: every rank of the set has to call it, and it returns on all of them or raises on all. Only
+    BLAKE2b hashes of the tensors are sent and compared; the tensors' order, strides and devices do not matter. NaNs
+    with the same bits are equal; 0.0 and -0.0 are not. Only one thread at a time may call it.
 
     Args:
-        model: A module, of which parameters and buffers are compared (also buffers that are not saved); a state
-            dict; or an iterable of pairs of name and tensor. Entries that are None are left out. Tensors may be of
-            any dtype.
+        model: A module, whose parameters and buffers are compared (also non-persistent buffers); a state dict; or an
+            iterable of pairs of name and tensor. Entries that are None are skipped. Tensors may be of any dtype.
         process_set: The ranks that are compared.
 
     Raises:
-        MismatchError: (A `HorovodInternalError`.) The ranks differ. The message is the same on all of them: the first
-            tensor that differs, in the order of the model, parameters first; whether it is missing or differs in
-            shape, dtype or values; and which ranks hold the same. The job continues.
+        MismatchError: (A `HorovodInternalError`.) The ranks differ. The message is the same on all of them. It names
+            the first tensor that differs, in the order of the model, parameters first. It says whether the tensor is
+            missing or differs in shape, dtype or values, and which ranks agree. The job continues.
         HorovodInternalError: The job is broken or shut down.
-        ValueError: On this rank alone: an entry is no dense tensor with values, or a name occurs twice.
+        ValueError: An entry is no dense tensor with values, or a name occurs twice. Only this rank raises it.
     """
     named = _named_tensors(model)
     if process_set.size() == 1:
@@ -110,20 +109,20 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def _digest_of_all(records: Sequence[Record]) -> bytes:
-    """One hash of all records. They are sorted: a dict may have been filled in another order on another rank."""
+    """Return one hash of all records, sorted first: another rank may have filled its dict in another order."""
     text = json.dumps(sorted(records)).encode()
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
 def describe_difference(held: Sequence[Sequence[Record]], ranks: Sequence[int]) -> str:
-    """Say what the first tensor is that ranks do not all hold alike, and who holds what.
+    """Return a text that names the first tensor that is not equal on all ranks, and says how the ranks differ.
 
     Args:
-        held: The records of each rank, in the order of its model. Not all ranks have the same.
-        ranks: What the ranks are called.
+        held: The records of each rank, in the order of its model. At least one must differ between ranks.
+        ranks: The ranks' numbers, in the order of `held`.
     """
     by_rank = [{record.name: record for record in records} for records in held]
-    # The first rank's order, then what other ranks have beyond that.
+    # The names of the first rank in its order, then the names that only other ranks have.
     names = list(dict.fromkeys(record.name for records in held for record in records))
     differing = [name for name in names if any(own.get(name) != by_rank[0].get(name) for own in by_rank)]
     first = [own.get(differing[0]) for own in by_rank]
@@ -134,7 +133,7 @@ def describe_difference(held: Sequence[Sequence[Record]], ranks: Sequence[int]) 
 
 
 def _describe(records: Sequence[Record | None], ranks: Sequence[int]) -> str:
-    """Say in what the records of one tensor differ: the first that applies of presence, shape, dtype and values."""
+    """Return a text on how the records of one tensor differ: by the first of presence, shape, dtype and values."""
     if None in records:
         missing = _groups([record is None for record in records], ranks)
         return f"missing on {_named(missing[True])}, present on {_named(missing[False])}"
@@ -150,7 +149,7 @@ def _describe(records: Sequence[Record | None], ranks: Sequence[int]) -> str:
 
 
 def _groups(values: Sequence[Any], ranks: Sequence[int]) -> dict[Any, list[int]]:
-    """Return the ranks by what they hold; the largest group first, of equal ones that with the lowest rank."""
+    """Return the ranks grouped by value: the largest group first, of equal sizes the group with the lowest rank."""
     groups: dict[Any, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
         groups.setdefault(value, []).append(rank)

@@ -1,8 +1,8 @@
-"""Bringing ranks to the same state: parameters, optimizers, and any object.
+"""Broadcasts of parameters, optimizer state and Python objects, and an allgather of objects.
 
-Objects travel as cloudpickle, and unpickling runs code that the sender chose. All ranks of a job hold its secret key,
-which authenticates objects before they are unpickled, and trust each other; do not use the object functions across a
-boundary of trust.
+Objects are sent as cloudpickle data, and unpickling runs code that the sender chose. The job's secret key authenticates
+objects before they are unpickled. All ranks of a job hold this key and trust each other; do not use the object
+functions across a trust boundary.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite parameters with the root's, in place, on every rank.
+    """Overwrite the parameters of every rank, in place, with those of the root rank.
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or an iterable of tensors. Entries that are None
-            are left out. Names, or without names the order, must be the same on all ranks.
+            are skipped. Names must be the same on all ranks; tensors without names must be in the same order.
         root_rank: The rank whose values are sent.
         process_set: The ranks that take part.
 
     Raises:
         ValueError: `params` is none of these, or an entry is neither a tensor nor None.
-        HorovodInternalError: The ranks' parameters differ in shape or dtype; the message names the first.
+        HorovodInternalError: The ranks' parameters differ in shape or dtype; the message names the first that differs.
     """
     if isinstance(params, Mapping):
         entries: list[Any] = sorted(params.items())
@@ -64,7 +64,7 @@ def _broadcast_all(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: 
 
 
 class _TensorPlace(NamedTuple):
-    """Stands for a tensor in the description of an optimizer's state."""
+    """The placeholder of a tensor in optimizer state that is sent as an object; the tensors are sent separately."""
 
     number: int
     dtype: torch.dtype
@@ -72,7 +72,7 @@ class _TensorPlace(NamedTuple):
 
 
 def _replace(node: object, kind: type[T], replacement: Callable[[T], object]) -> Any:
-    """Return `node` with every `kind` in its dicts, lists and tuples replaced."""
+    """Return a copy of `node` in which all objects of type `kind`, in nested dicts, lists and tuples, are replaced."""
     if isinstance(node, kind):
         return replacement(node)
     if isinstance(node, dict):
@@ -88,13 +88,14 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the root's optimizer state: what it holds for each parameter, and all options of the groups.
+    """Broadcast the root's optimizer state: the state of each parameter, and all options of the parameter groups.
 
-    The root's state is sent as it is, with nothing materialized: a root that has not stepped yet leaves the others
-    without state as well, and no parameter changes. Every optimizer works that can load its own `state_dict()`.
+    The root's state is sent as it is. No step is made to create missing state: if the root has not stepped yet, the
+    other ranks have no state afterwards either. No parameter changes. Works with any optimizer that can load its own
+    `state_dict()`.
 
     Args:
-        optimizer: Wrapped in a `DistributedOptimizer` or not, over the same parameters on all ranks.
+        optimizer: An optimizer of the same parameters on all ranks, wrapped in a `DistributedOptimizer` or not.
         root_rank: The rank whose state is sent.
         model: Not needed; accepted for scripts that pass it.
         process_set: The ranks that take part.
@@ -108,7 +109,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
 
     def describe(tensor: torch.Tensor) -> _TensorPlace:
-        tensors.append(tensor.detach().cpu())  # other ranks may not know yet on what device they have it
+        tensors.append(tensor.detach().cpu())  # a rank that lacks the tensor does not know its device yet
         return _TensorPlace(len(tensors) - 1, tensor.dtype, tuple(tensor.shape))
 
     def allocate(place: _TensorPlace) -> torch.Tensor:
@@ -125,9 +126,9 @@ def broadcast_optimizer_state(
 
 
 def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, whose tensors the optimizer may take over, and keep every bit of it.
+    """Load a state without changing any of its values. The optimizer may keep the tensors of `state`.
 
-    `load_state_dict` alone gives tensors their parameter's dtype, and takes strings apart.
+    `load_state_dict` alone converts tensors to their parameter's dtype, and breaks strings by iterating over them.
     """
     optimizer.load_state_dict(state)
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -155,12 +156,12 @@ def broadcast_object(
     Args:
         obj: Anything that cloudpickle can serialize; ignored on the other ranks.
         root_rank: The rank whose object is sent.
-        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        name: The name by which the ranks match the operation. None: a count of unnamed calls, not the object's type.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) The object was changed on its way, and was not unpickled.
-        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
+        HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause).
         ValueError: The root is not one of the ranks that take part.
     """
     process_set_id = registered_id(process_set)
@@ -172,16 +173,16 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. The own object is a copy as well.
+    """Return the objects of all ranks, in the order of the ranks. This rank's own object is a copy as well.
 
     Args:
         obj: Anything that cloudpickle can serialize.
-        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        name: The name by which the ranks match the operation. None: a count of unnamed calls, not the object's type.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) An object was changed on its way; none was unpickled.
-        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
     """
     process_set_id = registered_id(process_set)
     return objects.allgather_object(obj, full_name("object", name, process_set_id), process_set_id)

@@ -59,11 +59,11 @@ _OPS = {
     "max": basics.Max,
     "product": basics.Product,
 }
-_NEVER = 1 << 30  # more backward passes than a step can have: no hook hands a gradient over
+_NEVER = 1 << 30  # more backward passes than a step can have, so that no hook hands a gradient over
 
 
 class HorovodlikeEnvironment(_environments.ClusterEnvironment):
-    """The ranks of a horovodlike job, as Lightning asks for them. `init()` has to be called before.
+    """Lightning's interface to the ranks of a horovodlike job. `init()` has to be called before.
 
     Args:
         process_set: The ranks that train together.
@@ -95,15 +95,15 @@ class HorovodlikeEnvironment(_environments.ClusterEnvironment):
         return basics.is_initialized()
 
     def world_size(self) -> int:
-        """Return how many ranks train together."""
+        """Return the number of ranks that train together."""
         return len(_ranks(self._process_set))
 
     def global_rank(self) -> int:
-        """Return this process's place among them."""
+        """Return this process's index among the ranks that train together."""
         return self._process_set.rank() or 0
 
     def local_rank(self) -> int:
-        """Return this process's number among those of its host."""
+        """Return this process's local rank on its host."""
         return basics.local_rank()
 
     def node_rank(self) -> int:
@@ -121,20 +121,20 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
     """Trains one model on all ranks of a job, with a `DistributedOptimizer` around each optimizer.
 
     Starts the job (`init()`) if the script has not. All ranks begin with the parameters, buffers and optimizer states
-    of the first one. After each backward pass, except those that only accumulate, gradients are averages over the
+    of the first rank. After each backward pass, except passes that only accumulate, gradients are averages over the
     ranks: `on_after_backward`, clipping and the optimizer see what one process with the whole batch would. The learning
-    rate stays what the script says. Buffers, such as the statistics of batch normalization, stay those of each rank.
+    rate is not scaled. Each rank keeps its own buffers, such as the statistics of batch normalization.
 
     Args:
-        process_set: The ranks that train together, registered; each of them has to be a member.
-        accelerator: As for Lightning's strategies, and so are the next four.
-        parallel_devices: The devices of this host: one for each of its ranks, or one that all of them see.
+        process_set: The registered set of the ranks that train together; this rank has to be a member.
+        accelerator: As in Lightning's strategies, like the next three arguments.
+        parallel_devices: The devices of this host: one for each of its ranks, or a single one for every rank.
         checkpoint_io: How checkpoints are written.
         precision_plugin: How precision is handled.
-        **options: For each `DistributedOptimizer`: `compression`, `op`, `groups` and so on.
+        **options: Arguments of each `DistributedOptimizer`: `compression`, `op`, `groups` and so on.
 
     Raises:
-        TypeError: An option is none of `DistributedOptimizer`, or one that the strategy sets.
+        TypeError: An option is no argument of `DistributedOptimizer`, or the strategy sets it.
         ValueError: The set is not registered, or this rank is no member of it; or `op` is Adasum.
     """
 
@@ -185,7 +185,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of shares of the data, and this rank's."""
+        """The number of shares of the data, and the number of this rank's share."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
@@ -195,10 +195,10 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         return devices[self.local_rank if len(devices) > 1 else 0]
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning which rank this is; it calls this when it has chosen the devices.
+        """Tell Lightning the global rank. Lightning calls this when it has chosen the devices.
 
         Raises:
-            ValueError: There are other devices than ranks on this host.
+            ValueError: The number of devices does not match the number of ranks on this host.
         """
         devices, ranks = self.parallel_devices, basics.local_size()
         if len(devices) != 1 and (len(devices) < ranks or (devices[0].type == "cpu" and len(devices) != ranks)):
@@ -213,8 +213,8 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         self.model.to(self.root_device)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Give the model the values of the first rank; and the layers that synchronize, if they are asked for."""
-        if isinstance(self._layer_sync, _layer_plugins.TorchSyncBatchNorm):  # torch's own needs torch.distributed
+        """Convert batch normalization if that is asked for, and broadcast the first rank's parameters and buffers."""
+        if isinstance(self._layer_sync, _layer_plugins.TorchSyncBatchNorm):  # torch's own layer needs torch.distributed
             model = SyncBatchNorm.convert_sync_batchnorm(model, self._process_set)
         elif self._layer_sync is not None:
             model = self._layer_sync.apply(model)
@@ -249,7 +249,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
 
     def _synchronize(self) -> None:
         chosen = self.optimizers
-        if len(chosen) > 1:  # those which have new gradients on any rank
+        if len(chosen) > 1:  # only the optimizers with new gradients on any rank
             has_new = torch.tensor([optimizer._reduction.is_in_progress() for optimizer in chosen], device="cpu")
             has_new = mpi_ops.allreduce(has_new, op=basics.Max, process_set=self._process_set)
             chosen = [optimizer for optimizer, new in zip(chosen, has_new.tolist(), strict=True) if new]
@@ -258,7 +258,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Within this context backward passes only add to the gradients; Lightning uses it to accumulate them."""
+        """Return a context in which backward passes only accumulate gradients, without reducing them."""
         self._accumulate(True)
         try:
             yield
@@ -274,7 +274,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         """Do the optimizer's step, with gradients that `backward` has reduced.
 
         Raises:
-            RuntimeError: Manual optimization has called `loss.backward()`, of which the strategy does not know.
+            RuntimeError: Manual optimization has called `loss.backward()`, so the gradients have not been reduced.
         """
         if optimizer._reduction.is_in_progress():
             raise RuntimeError(
@@ -285,10 +285,10 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction of a tensor over the ranks; anything else as it is.
+        """Return the reduction of a tensor over the ranks; return any other object unchanged.
 
         Args:
-            tensor: Of any shape, the same on all ranks. The mean of integers is of torch's default dtype.
+            tensor: A tensor of the same shape on all ranks. The mean of integers has torch's default dtype.
             group: A process set, or None for the ranks that train together.
             reduce_op: "mean", "sum", "min", "max", "product", or a `ReduceOp` of torch.distributed; None is "sum".
 
@@ -310,28 +310,28 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         """Return the tensors of all ranks, stacked: [...] -> [ranks, ...].
 
         Args:
-            tensor: Of the same shape on all ranks.
+            tensor: A tensor of the same shape on all ranks.
             group: A process set, or None for the ranks that train together.
-            sync_grads: Whether gradients flow back. That of a rank's tensor is the sum over what all ranks made of it.
+            sync_grads: True for a differentiable result: the gradient of a tensor is then the sum over all ranks.
         """
         process_set = self._set_of(group)
         row = tensor.unsqueeze(0)
         if not sync_grads:
             return mpi_ops.allgather(row.detach(), process_set=process_set)
-        if row.requires_grad:  # that of allgather is the average
+        if row.requires_grad:  # the gradient of allgather is the average
             row.register_hook(lambda grad: grad * len(_ranks(process_set)))  # type: ignore[no-untyped-call]
         return mpi_ops.allgather(row, process_set=process_set)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of the rank with the place `src` among those that train together."""
+        """Return the object of the rank with index `src` among the ranks that train together."""
         return broadcast_object(obj, _ranks(self._process_set)[src], process_set=self._process_set)
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until all ranks that train together are here."""
+        """Wait until all ranks that train together have called this."""
         mpi_ops.barrier(self._process_set)
 
     def teardown(self) -> None:
-        """Release the parameters, so that another run can wrap them again."""
+        """Remove the hooks from the parameters, so that another run can wrap them again."""
         for optimizer in self.optimizers:
             optimizer._reduction.remove_hooks()
         super().teardown()
@@ -341,7 +341,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         return _ranks(self._process_set)[0]
 
     def _set_of(self, group: Any) -> ProcessSet:
-        if group is None or group is torch.distributed.group.WORLD:  # Lightning passes the second where there is one
+        if group is None or group is torch.distributed.group.WORLD:  # Lightning passes WORLD if it exists
             return self._process_set
         if not isinstance(group, ProcessSet):
             raise TypeError(f"group must be a process set of horovodlike, got {group!r}")
@@ -350,12 +350,12 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
 
 def _ranks(process_set: ProcessSet) -> list[int]:
     ranks = process_set.ranks
-    assert ranks is not None  # the job has begun
+    assert ranks is not None  # after `init()`
     return ranks
 
 
 def _gather_of_all(tensor: torch.Tensor, group: Any = None, *, process_set: ProcessSet) -> list[torch.Tensor]:
-    """Return the tensors of all ranks, which may differ in all dimensions; for the metrics of torchmetrics."""
+    """Return the tensors of all ranks, whose sizes may differ in all dimensions; for the metrics of torchmetrics."""
     shape = torch.tensor(tensor.shape, dtype=torch.int64, device="cpu").unsqueeze(0)
     shapes = mpi_ops.allgather(shape, process_set=process_set)
     values = mpi_ops.allgather(tensor.reshape(-1), process_set=process_set)

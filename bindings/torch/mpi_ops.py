@@ -1,26 +1,26 @@
 """The collectives on torch tensors.
 
-Every operation has a synchronous form, and a form that returns a handle at once (`*_async`); one that returns new
-tensors, and one that works in place (a trailing underscore); and one for a list of tensors that is carried out as a
-whole or not at all (`grouped_*`). What holds for all:
+Most operations have a synchronous form, and a form that returns a handle at once (`*_async`). A trailing underscore
+marks forms that work in place; the others return new tensors. The form for a list of tensors (`grouped_*`) is carried
+out as a whole or not at all. Rules for all operations:
 
-* Ranks match operations by name. Unnamed ones are counted, so every rank has to call them in the same order. A name
-  may be used again when the operation before has been synchronized.
-* Tensors may be of any dtype of docs/users/dtypes.md, of any size, 0 elements included, of any strides (one that is
-  not contiguous is copied) and on the CPU or a GPU of NVIDIA's; those on other devices are copied to the CPU and back.
-  A rank has one GPU. All ranks have a tensor on the CPU, or all on a GPU.
-* On a GPU, an operation is one of the current stream: it begins after what that stream has been given, and
-  `synchronize` has the stream that is current then wait for it, and not the host. No operation may be captured into a
-  CUDA graph.
+* Ranks match operations by name. Unnamed operations are numbered, so every rank has to call them in the same order. A
+  name may be used again when its previous operation has been synchronized.
+* Tensors may be of any dtype of docs/users/dtypes.md, of any size, 0 elements included, of any strides (a tensor that
+  is not contiguous is copied) and on the CPU or an NVIDIA GPU; tensors on other devices are copied to the CPU and back.
+  A rank has one GPU. A tensor must be on the CPU on all ranks, or on a GPU on all ranks.
+* On a GPU, an operation belongs to the current stream: it begins after the work that this stream already has, and
+  `synchronize` makes the stream that is current at that time wait for the result, not the host. No operation may be
+  captured into a CUDA graph.
 * If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job continues.
-* The tensors of an asynchronous operation must be left alone until `synchronize`, called once for each handle. Changes
-  made before are lost: the tensors as they were handed over are reduced or sent, and the result of an operation in
-  place replaces what the tensor has. If there is no place for it any more, as the tensor was resized, that is a
+* Do not change the tensors of an asynchronous operation before `synchronize`, which is to be called once for each
+  handle. Such changes are lost: the operation uses the values at the time of its call, and the result of an in-place
+  operation overwrites the tensor. If the tensor was resized so that the result does not fit, `synchronize` raises a
   `ValueError`.
 * The synchronous forms that return new tensors are differentiable.
-* Every operation takes a process set. The other ranks do not need to call it.
-* Any thread may call them, as long as all ranks do under the same names.
-* In functions that are compiled, the synchronous forms are operators of the graph (see docs/users/compile.md).
+* Every operation takes a process set. Ranks outside this set do not need to call it.
+* Any thread may call operations, as long as the names are the same on all ranks.
+* In compiled functions, the synchronous forms are operators of the graph (see docs/users/compile.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from horovodlike import basics, objects
 from horovodlike._engine.arguments import op_of_average
 from horovodlike._engine.ops import Kind
-from horovodlike.basics import *  # scripts take them from this module as well
+from horovodlike.basics import *  # scripts import these names from this module as well
 from horovodlike.basics import Average
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
@@ -131,13 +131,13 @@ def allreduce(
     Differentiable for Average and Sum: the gradient is the allreduce of the gradient with the same op and factors.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks.
+        tensor: The tensor to reduce, of the same shape and dtype on all ranks.
         average: Deprecated; use `op`.
-        name: What the ranks match the operation by; counted if None.
-        compression: What to send instead of the tensor.
-        op: Average (the default), Sum, Min, Max or Product. Average truncates integers; bool knows no Average. Or, for
+        name: The name by which the ranks match the operation. None: a number that counts unnamed operations.
+        compression: The `Compressor` class that compresses the tensor for sending.
+        op: Average (the default), Sum, Min, Max or Product. Average truncates integers; bool has no Average. Or, for
             floating-point tensors, Adasum, the adaptive sum of Maleki et al. 2020 (https://arxiv.org/abs/2006.02924):
-            the sum of what is orthogonal and the mean of what is parallel, each tensor of a group for itself.
+            the sum of orthogonal tensors, the mean of parallel ones; computed for each tensor of a group separately.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.
@@ -160,7 +160,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `allreduce` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    """Start an asynchronous `allreduce` and return a handle for `poll` and `synchronize`. Not differentiable."""
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
     return start_to_new(call, [tensor], single=True)
 
@@ -192,7 +192,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
+    """Start an asynchronous `allreduce_` and return a handle for `poll` and `synchronize`."""
     arguments = average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None)
     handle = start_again_in_place(name, op, arguments, tensor, False)
     if not handle:
@@ -225,7 +225,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_allreduce` does and return a handle, whose result is a tuple."""
+    """Start an asynchronous `grouped_allreduce` and return a handle, whose result is a tuple."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
     return start_to_new(call, group(tensors, call.name), single=False)
 
@@ -253,7 +253,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_allreduce_` does and return a handle, whose result is a tuple."""
+    """Start an asynchronous `grouped_allreduce_` and return a handle, whose result is a tuple."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
     return start_in_place(call, group(tensors, call.name), single=False)
 
@@ -266,8 +266,8 @@ def allgather(
     Differentiable: a rank's gradient is its own rows of the gradient averaged over the ranks.
 
     Args:
-        tensor: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
-        name: What the ranks match the operation by; counted if None.
+        tensor: A tensor with at least one dimension. Only dimension 0 may differ between ranks; it may be 0.
+        name: The name by which the ranks match the operation. None: a number that counts unnamed operations.
         process_set: The ranks that take part.
 
     Raises:
@@ -278,7 +278,7 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start what `allgather` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    """Start an asynchronous `allgather` and return a handle for `poll` and `synchronize`. Not differentiable."""
     return start_allgather(plain_call(Kind.ALLGATHER, "allgather", name, process_set), [tensor], single=True)
 
 
@@ -293,7 +293,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
+    """Start an asynchronous `grouped_allgather` and return a handle, whose result is a tuple."""
     call = plain_call(Kind.ALLGATHER, "grouped_allgather", name, process_set)
     return start_allgather(call, group(tensors, call.name), single=False)
 
@@ -306,9 +306,9 @@ def broadcast(
     Differentiable: the gradient is the average of the ranks' gradients on the root, and zero elsewhere.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks; its content matters on the root only.
+        tensor: A tensor of the same shape and dtype on all ranks; only the root's values are used.
         root_rank: The (global) rank whose tensor is sent.
-        name: What the ranks match the operation by; counted if None.
+        name: The name by which the ranks match the operation. None: a number that counts unnamed operations.
         process_set: The ranks that take part.
 
     Raises:
@@ -321,7 +321,7 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start what `broadcast` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    """Start an asynchronous `broadcast` and return a handle for `poll` and `synchronize`. Not differentiable."""
     return start_to_new(plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank), [tensor], single=True)
 
 
@@ -336,7 +336,7 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start what `broadcast_` does and return a handle for `poll` and `synchronize`."""
+    """Start an asynchronous `broadcast_` and return a handle for `poll` and `synchronize`."""
     return start_in_place(plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank), [tensor], single=True)
 
 
@@ -357,7 +357,7 @@ def grouped_broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_broadcast` does and return a handle, whose result is a tuple. Not differentiable."""
+    """Start an asynchronous `grouped_broadcast` and return a handle, whose result is a tuple. Not differentiable."""
     call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
     return start_to_new(call, group(tensors, call.name), single=False)
 
@@ -379,7 +379,7 @@ def grouped_broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_broadcast_` does and return a handle, whose result is a tuple."""
+    """Start an asynchronous `grouped_broadcast_` and return a handle, whose result is a tuple."""
     call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
     return start_in_place(call, group(tensors, call.name), single=False)
 
@@ -395,17 +395,17 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks and return this rank's rows of the result.
 
-    Dimension 0 is divided among the ranks in their order. If it is no multiple of their number, the first ranks get a
-    row more; if it is less than their number, the last ranks get an empty tensor.
+    Dimension 0 is divided among the ranks in their order. If its size is no multiple of the number of ranks, the first
+    ranks get one row more; if there are fewer rows than ranks, the last ranks get an empty tensor.
 
     Differentiable for Average and Sum: the gradient is the allgather of the gradients, times the factors and, for Sum,
     times the number of ranks.
 
     Args:
-        tensor: Of at least one dimension, and of the same shape and dtype on all ranks.
-        name: What the ranks match the operation by; counted if None.
-        compression: What to send instead of the tensor.
-        op: Average, Sum, Min, Max or Product. Average truncates integers; bool knows no Average.
+        tensor: The tensor to reduce, with at least one dimension, and of the same shape and dtype on all ranks.
+        name: The name by which the ranks match the operation. None: a number that counts unnamed operations.
+        compression: The `Compressor` class that compresses the tensor for sending.
+        op: Average, Sum, Min, Max or Product. Average truncates integers; bool has no Average.
         process_set: The ranks that take part.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
@@ -427,7 +427,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start what `reducescatter` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    """Start an asynchronous `reducescatter` and return a handle for `poll` and `synchronize`. Not differentiable."""
     call = reduction_call(Kind.REDUCESCATTER, "reducescatter", name, op, prescale_factor, postscale_factor, process_set)
     return start_reducescatter(call, [tensor], single=True)
 
@@ -456,7 +456,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start what `grouped_reducescatter` does and return a handle, whose result is a tuple."""
+    """Start an asynchronous `grouped_reducescatter` and return a handle, whose result is a tuple."""
     call = reduction_call(
         Kind.REDUCESCATTER, "grouped_reducescatter", name, op, prescale_factor, postscale_factor, process_set
     )
@@ -464,17 +464,17 @@ def grouped_reducescatter_async(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the process set have called it."""
+    """Wait until all ranks of the process set have called this."""
     objects.barrier(registered_id(process_set))
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Say that this rank has no more data, and return when all ranks of the process set have said so.
+    """Announce that this rank has no more data, and return when all ranks of the process set have joined.
 
-    Until then the others continue without it, with every operation: a rank that has joined contributes nothing. A sum
-    is over those that continue, an allgather has no rows of it, an alltoall sends it none, a reducescatter leaves its
-    rows out. Average divides by the number of ranks that continue, or by all (`HOROVODLIKE_JOIN_AVERAGE=all`). A
-    broadcast from it, and changes of process sets, fail.
+    Until then the other ranks can continue with all operations; a joined rank contributes nothing. A sum is over the
+    ranks that continue, an allgather has no rows of a joined rank, an alltoall sends it none, a reducescatter leaves
+    its rows out. Average divides by the number of ranks that continue, or by that of all ranks
+    (`HOROVODLIKE_JOIN_AVERAGE=all`). A broadcast from a joined rank, and changes of process sets, fail.
 
     Args:
         device: Not needed; accepted for scripts that pass it.

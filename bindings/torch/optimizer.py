@@ -32,7 +32,7 @@ _CHANGED = (
     "optimizer.synchronize() before you change them, as for clipping, and then "
     "`with optimizer.skip_synchronize(): optimizer.step()`"
 )
-# Begins as Horovod's warning does, which scripts filter by its text.
+# Begins like Horovod's warning, because scripts filter warnings by that text.
 _REDUCED_AGAIN = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
     "cause training slowdown: the gradients are reduced again. To use them as they are, write "
@@ -41,35 +41,35 @@ _REDUCED_AGAIN = (
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
-# What a shallow copy has of the optimizer that it was made of.
+# The attributes that a shallow copy shares with its original.
 _SHARED = ("_copied", "_reduction", "_delta", "_names", "_options", "_known_params", "_explicit_groups")
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """The methods that `DistributedOptimizer` puts in front of those of the optimizer that it wraps."""
+    """The methods with which `DistributedOptimizer` overrides those of the wrapped optimizer's class."""
 
     _inner: torch.optim.Optimizer
-    _reduction: Reduction  # without parameters if there is a delta
+    _reduction: Reduction  # has no parameters if `_delta` reduces instead
     _delta: AdasumDeltaReduction | None
     _names: dict[torch.nn.Parameter, str]
-    _known_params: list[int]  # ids
+    _known_params: list[int]  # ids of the groups' parameters when they were last checked
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
     _synchronized: bool
     _options: Options
-    _copied: CopiedOptions | None = None  # of a copy that does not reduce yet
-    _shared_with: Any = None  # of a shallow copy: the optimizer whose reduction it uses
+    _copied: CopiedOptions | None = None  # set in a copy that does not reduce yet
+    _shared_with: Any = None  # in a shallow copy: the optimizer whose reduction it uses
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait until the gradients are reduced, and do the wrapped optimizer's step.
 
         Args:
-            closure: Computes the loss and its gradients, and may be called several times. Each time the gradients are
-                reduced, and so is the loss (like the gradients for Average and Sum), so that an optimizer that
-                decides by it decides the same on all ranks.
+            closure: Computes the loss and its gradients, and may be called several times. Each call reduces the
+                gradients and, for Average and Sum, the loss with the same operation, so that an optimizer that makes
+                decisions by the loss makes the same ones on all ranks.
 
         Returns:
-            What the wrapped optimizer's step returns.
+            The return value of the wrapped optimizer's step.
 
         Raises:
             HorovodInternalError: A reduction failed.
@@ -91,8 +91,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = False
         return super().step() if closure is None else super().step(closure)
 
-    # The wrapped class's step runs the hooks of the optimizer. Without this mark torch would make this one run them
-    # as well.
+    # The `step` of the wrapped class runs the optimizer's hooks. Without this mark, torch would make this `step` run
+    # them a second time.
     step.hooked = True  # type: ignore[attr-defined]  # a mark
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -118,7 +118,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         ).item()
 
     def synchronize(self) -> None:
-        """Wait until the gradients of this step are reduced. All ranks have to call it, or `step`.
+        """Wait until the gradients of this step are reduced. All ranks have to call this, or `step`.
 
         Raises:
             HorovodInternalError: A reduction failed.
@@ -133,7 +133,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._synchronized = True
 
     def _take_in_added(self) -> None:
-        """Have parameters reduced that were added to the groups in another way than by `add_param_group`."""
+        """Start to reduce the gradients of parameters that were added to the groups without `add_param_group`."""
         if self._delta is not None or self._copied is not None:
             return
         params = [id(param) for group in self.param_groups for param in group["params"]]
@@ -145,7 +145,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within this context `step` uses the gradients as they are: after `synchronize` and, say, clipping."""
+        """Return a context in which `step` uses the gradients as they are, as after `synchronize` and clipping."""
         if self._delta is not None:
             raise AssertionError("with op=Adasum nothing is reduced before the step: there is nothing to skip")
         if not self._should_synchronize:
@@ -168,7 +168,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "being reduced; to drop them, call synchronize() first, on all ranks"
             )
         self._reduction.forget_passes()
-        # Optimizers of before torch 1.7 have no argument.
+        # `zero_grad` of optimizers written before torch 1.7 has no argument.
         if set_to_none:
             super().zero_grad()
         else:
@@ -191,11 +191,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Do the wrapped optimizer's `load_state_dict`. Gradients that are being reduced stay in flight."""
         super().load_state_dict(state_dict)
-        # Schedulers made before the wrapping hold the optimizer inside, and change its groups.
+        # Schedulers made before the wrapping refer to the wrapped optimizer, and change its groups.
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Deep copies and pickles are distributed again, on their own parameters."""
+        """Describe the optimizer for pickle: the unpickled one is a `DistributedOptimizer` of its own parameters."""
         return _blank, (type(self._inner),), self._state_for_copies(pickled=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _DistributedOptimizer:
@@ -215,23 +215,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         inner.__setstate__(state["optimizer"])
         self.__dict__.update(inner.__dict__)
         self._copied = state["options"]
-        # A stand-in without parameters, until this one reduces.
+        # A reduction without parameters, until `_settle` begins the real one.
         self._begin(Options({}, ReductionOptions(basics.Average, Compression.none, 1.0, 1.0, False), 1, None, None))
         if basics.is_initialized() and self._copied.obstacle() is None:
             self._settle()
 
     def __copy__(self) -> _DistributedOptimizer:
-        """Return an optimizer of the same parameters, state and reduction: these have one hook each."""
+        """Return a copy that shares parameters, state and reduction, because each parameter can have one hook only."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         copied._shared_with = self
         return copied
 
     def _settle(self) -> None:
-        """Have a copy reduce, if it does not yet and there is a job to reduce in.
+        """Begin the reduction of a copy that does not reduce yet, if `init()` has been called.
 
         Raises:
-            RuntimeError: It cannot, and there are several ranks.
+            RuntimeError: The copy cannot reduce, and the job has several ranks.
         """
         if self._copied is None or not basics.is_initialized():
             return
@@ -277,7 +277,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         _share_what_is_loaded(self._inner, self)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set how many times `backward` adds to the gradients before they are reduced. Counting begins anew."""
+        """Set how many times `backward` adds to the gradients before they are reduced. Counting begins with 0 again."""
         passes = passes_per_step(passes, "set_backward_passes_per_step")
         self._reduction.forget_passes()
         self._reduction.passes = passes
@@ -321,12 +321,12 @@ disable_compile(
 
 
 def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
-    """Return what reduces all gradients of a `DistributedOptimizer` together, if anything does."""
+    """Return the `GradientReducer` of a `DistributedOptimizer`; None if there is none."""
     return optimizer._reduction.reducer if isinstance(optimizer, _DistributedOptimizer) else None
 
 
 def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
-    """Return an empty copy, around an optimizer of this class; both get their state later."""
+    """Return an empty `DistributedOptimizer` around an empty `base`; both get their state later."""
     wrapped: _DistributedOptimizer = object.__new__(_subclass(base))
     wrapped._inner = base.__new__(base)
     return wrapped
@@ -388,7 +388,7 @@ def _checked_groups(groups: int | Groups | None, num_groups: int) -> int | list[
 def _checked_compression(
     compression: type[Compressor] | GradientReducer, groups: object
 ) -> tuple[GradientReducer | None, type[Compressor]]:
-    """Return the reducer, if it is one, and the class that compresses gradient by gradient."""
+    """Return the reducer (None if `compression` is a class), and the class that compresses single gradients."""
     if isinstance(compression, type) and issubclass(compression, GradientReducer):
         raise ValueError(f"compression must be an object of {compression.__name__}, not the class: add parentheses")
     if not isinstance(compression, GradientReducer):
@@ -402,7 +402,7 @@ def _checked_compression(
 def _make_groups(
     reduction: Reduction, states: list[GradientState], groups: int | list[list[torch.nn.Parameter]] | None
 ) -> list[list[torch.nn.Parameter]] | None:
-    """Group the states as asked; those in no explicit group stay alone."""
+    """Put the states into groups, and return their parameters. Other gradients are reduced singly."""
     if not groups:
         return None
     if isinstance(groups, int):
@@ -432,48 +432,49 @@ def DistributedOptimizer(
 ) -> _DistributedOptimizer:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
-    The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
-    hooks, and replaces it. Gradients are handed to the engine while `backward` computes the next ones, or, if the
-    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when it has computed all. `step` waits for the results.
-    With one rank nothing is sent, but the rules are the same.
+    The result is an object of a subclass, with the same name, of the optimizer's class. It shares the optimizer's
+    parameter groups, state and hooks, and is used in its place. Gradients are handed to the engine while `backward`
+    computes the next ones or, if the engine has no processor to itself (`HOROVODLIKE_OVERLAP`), after `backward`.
+    `step` waits for the results. With one rank nothing is sent, but the same errors are raised.
 
-    A copy, and what is read from a pickle, is distributed as well, with its own parameters: copy the model and the
-    optimizer in one go, `copy.deepcopy((model, optimizer))`. Where that cannot be (the compression is an object; no
-    process set of these ranks is registered), a copy says so in its first `step` in a job of several ranks.
+    Copies and unpickled optimizers reduce gradients as well, those of their own parameters: copy the model and the
+    optimizer in one call, `copy.deepcopy((model, optimizer))`. If a copy cannot reduce (the compression is an object;
+    no process set of these ranks is registered), its first `step` in a job of several ranks raises a `RuntimeError`.
 
-    Parameters that begin to require a gradient later are taken in at the end of the step in which they do, on all
-    ranks.
+    A parameter that begins to require a gradient later is included at the end of that step, which must be the same
+    step on all ranks.
 
     Gradients of parameters whose channels are last in memory (`model.to(memory_format=torch.channels_last)`) are
-    reduced where they lie, like contiguous ones. The parameters have to be so on all ranks. A gradient in another order
-    than its parameter is copied.
+    reduced in place, like contiguous ones. The parameters must have this memory format on all ranks. A gradient in
+    another memory format than its parameter is copied.
 
-    A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
-    if no rank has, it stays without.
+    A parameter that has no gradient when `step` is called takes part with a gradient of zeros (the neutral value for
+    Min, Max and Product) if any other rank has a gradient for it. If no rank has one, the gradient stays None.
 
     Args:
         optimizer: Any torch optimizer, over the same parameters on all ranks.
         named_parameters: `model.named_parameters()`. Ranks match gradients by these names; without them, by the
             parameters' positions. Optimizers in one process need different names if they are used at the same time.
-        compression: What to send instead of a gradient: `Compression.none`, `.fp16`, `.bf16` or a class of your own;
+        compression: The class that compresses each gradient: `Compression.none`, `.fp16`, `.bf16` or one of your own;
             or an object that reduces all gradients of a step together, when `step` or `synchronize` is called:
-            `Compression.powersgd(rank=4)`, `Compression.topk(ratio=0.01)` or a `GradientReducer` of your own. That
-            works with Average and Sum, without groups and without `gradient_predivide_factor`.
+            `Compression.powersgd(rank=4)`, `Compression.topk(ratio=0.01)` or a `GradientReducer` of your own. Such an
+            object works with Average and Sum, without groups and without `gradient_predivide_factor`.
         backward_passes_per_step: How many times `backward` adds to the gradients before they are reduced. The
             gradients are summed, not averaged, over the passes.
-        op: Average, Sum, Min, Max or Product. Or Adasum: then each rank steps with its own gradients, and what the
-            steps have changed is added up adaptively (see `allreduce`), which needs no smaller learning rate with more
-            ranks. `synchronize` does nothing then, and clipping concerns the own gradients.
-        gradient_predivide_factor: With Average, divides by this before the sum and by size / this afterwards.
+        op: Average, Sum, Min, Max or Product. Or Adasum: then each rank steps with its own gradients, and the resulting
+            changes of the parameters are summed adaptively (see `allreduce`), which needs no smaller learning rate with
+            more ranks. `synchronize` then does nothing, and clipping applies to this rank's own gradients.
+        gradient_predivide_factor: With Average, gradients are divided by this factor before the sum and by
+            size / factor after it.
         num_groups: Deprecated; use `groups`.
         groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
-            as one operation, when all of them are there.
+            as one operation, when all of them are complete.
         sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are gathered (`op` Average or Sum
             only), which is quicker where few rows have a gradient.
-        process_set: The ranks whose gradients are reduced together. On others the optimizer is a plain one.
+        process_set: The ranks whose gradients are reduced together. On other ranks the optimizer reduces nothing.
 
     Raises:
-        TypeError: An argument is of another type.
+        TypeError: An argument has a wrong type.
         ValueError: An argument cannot be used, or `init()` has not been called.
     """
     basics.size()  # raises before init()
@@ -502,7 +503,7 @@ def DistributedOptimizer(
 
 
 def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOptimizer) -> None:
-    """Keep the groups and state of both the same when a state is loaded into the one inside."""
+    """Have the wrapper share the groups and state that are loaded into the wrapped optimizer later."""
     found = weakref.ref(wrapped)
 
     def share(loaded: torch.optim.Optimizer) -> None:
@@ -515,10 +516,10 @@ def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOpt
 
 
 def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:
-    """Return an object of a subclass of the optimizer's class that shares everything the optimizer holds."""
+    """Return an object of a subclass of the optimizer's class that shares all the optimizer's attributes."""
     wrapped: _DistributedOptimizer = object.__new__(_subclass(type(optimizer)))
     wrapped.__dict__.update(optimizer.__dict__)
-    # A scheduler made before the wrapping has put its own `step` on the object, which is bound to the base class.
+    # A scheduler made before the wrapping has set an attribute `step`, which calls the `step` of the base class.
     wrapped.__dict__.pop("step", None)
     return wrapped
 

@@ -29,16 +29,16 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """The names of a layer's operations. The same on all ranks."""
+    """The prefix of the names of a layer's operations, the same on all ranks, and a count for these names."""
 
     name: str
-    # Forward passes since the last backward pass. Those before one backward pass get names of their own, so that ranks
-    # which run their backward passes in different orders wait for each other instead of mixing them up.
+    # The number of forward passes since the last backward pass. It is part of the names of operations in the backward
+    # pass, so ranks that run these in different orders wait for each other instead of mixing up the operations.
     recorded: int = 0
 
 
-# A layer gets its number when it is first synchronized, because the ranks do that in the same order, whereas one may
-# have made more layers than another. Ranks that are new in a job begin with 0, so all do.
+# A layer gets its number when it is first synchronized, because that order is the same on all ranks, whereas one rank
+# may have made more layers than another. Numbers begin with 0 at each init(), as they do on new ranks of the job.
 _layers: WeakKeyDictionary[_BatchNorm, _Layer] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()
 
@@ -60,11 +60,12 @@ basics.on_init(lambda _: _forget_numbers())
 
 
 def _whole_batch(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return mean and (biased) variance of each channel over the batches of all ranks, and how many values that are.
+    """Return mean and (biased) variance of each channel over all ranks' batches, and the number of values per channel.
 
     The ranks' means, variances and counts are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating
-    formulae and a pairwise algorithm for computing sample variances" (1979): the variance of the whole is that
-    within the parts plus that of their means. Unlike with sums of squares, nothing cancels if the mean is large.
+    formulae and a pairwise algorithm for computing sample variances" (1979): the total variance is the mean of the
+    ranks' variances plus the variance of their means, both weighted by the counts. Unlike a difference of sums of
+    squares, this does not lose digits to cancellation if the mean is large.
     """
     channels = x.shape[1]
     count = x.numel() // channels
@@ -82,7 +83,7 @@ def _whole_batch(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[t
 def _gathered(
     local: torch.Tensor, count: torch.Tensor, name: str, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what all ranks have: in one operation, or of a GPU apart, so that the counts are there without it."""
+    """Gather the ranks' moments and counts; separately for moments on a GPU, so that counts need not wait for it."""
     if not gpu.is_on_gpu(local):
         moments, counts = grouped_allgather([local.cpu(), count], name, process_set)
         return moments, counts
@@ -172,19 +173,19 @@ class SyncBatchNorm(_BatchNorm):
     Replaces `torch.nn.BatchNorm1d`, `2d` and `3d`, on CPU and GPU tensors. Output, gradients and running statistics
     are those of the replaced layer on the joined batch. As for any layer, the gradients of weight and bias are those
     of the rank's own share, which `DistributedOptimizer` averages. In evaluation mode, and with one rank, nothing is
-    sent and the layer is the one that it replaces.
+    sent and the layer does what the replaced layer does.
 
     The ranks' batches may be of different sizes, and empty. All ranks have to run the same layers forward and
-    backward in the same order: one with an empty batch as well, with a loss that depends on its (empty) output. A
-    process runs a layer in one thread at a time. Of float16 and bfloat16 tensors, statistics and sums are computed in
-    float32. Gradients of gradients are not available.
+    backward in the same order. This includes a rank with an empty batch, whose loss must depend on its (empty) output.
+    Only one thread of a process at a time may run a layer. For float16 and bfloat16 tensors, statistics and sums are
+    computed in float32. Gradients of gradients are not available.
 
     Args:
         num_features: Number of channels C of an input of shape (N, C), or (N, C, ...) with up to 3 more dimensions.
         eps: Added to the variance.
         momentum: Weight of a new batch in the running statistics; None for the average over all batches.
-        affine: Whether there are a weight and a bias to be learnt.
-        track_running_stats: Whether there are running statistics, to be used in evaluation mode.
+        affine: True if the layer has a weight and a bias to be learnt.
+        track_running_stats: True if the layer keeps running statistics and uses them in evaluation mode.
         process_set: The ranks whose batches are seen as one.
 
     Raises:
@@ -262,7 +263,7 @@ class SyncBatchNorm(_BatchNorm):
     def _converted(
         cls, module: torch.nn.Module, process_set: ProcessSet, done: dict[torch.nn.Module, torch.nn.Module]
     ) -> torch.nn.Module:
-        if module not in done:  # a module may be in several places
+        if module not in done:  # a model may use one module in several places
             done[module] = cls._replacing(module, process_set) if isinstance(module, _BatchNorm) else module
             for name, child in module._modules.items():
                 converted = None if child is None else cls._converted(child, process_set, done)
@@ -275,7 +276,7 @@ class SyncBatchNorm(_BatchNorm):
         if isinstance(old, LazyModuleMixin) and old.has_uninitialized_params():
             raise ValueError(f"{type(old).__name__} has to see an input before it can be converted")
         new = cls(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, process_set)
-        own: dict[str, Any] = {**old._parameters, **old._buffers}  # bias, for one, may be missing
+        own: dict[str, Any] = {**old._parameters, **old._buffers}  # each may be None, for example the bias
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(new, name, own[name])
         new.training = old.training

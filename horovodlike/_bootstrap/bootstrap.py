@@ -1,11 +1,11 @@
 """The steps of ``init()`` before the engine starts: the ranks find each other, authenticate and agree.
 
-:func:`establish` is the whole of it. Its parts:
+:func:`establish` takes these steps. The parts:
 
-* :mod:`horovodlike._bootstrap.environment`: which rank this process is;
-* :class:`RendezvousServer`: what ``hvdrun`` runs, or else rank 0 in its own process;
-* :class:`Rendezvous`: a rank's connection to the server, which :mod:`horovodlike._bootstrap.discovery` finds;
-* :mod:`horovodlike._net.secure_channel`: the authenticated messages between them;
+* :mod:`horovodlike._bootstrap.environment`: the rank of this process;
+* :class:`RendezvousServer`: the server, which ``hvdrun`` runs, or else rank 0 in its own process;
+* :class:`Rendezvous`: a rank's connection to the server; :mod:`horovodlike._bootstrap.discovery` finds the server;
+* :mod:`horovodlike._net.secure_channel`: the authenticated messages between ranks and server;
 * :mod:`horovodlike._bootstrap.topology`: which ranks share a host;
 * :mod:`horovodlike._bootstrap.shared_memory`: the shared memory of the ranks of a host;
 * :mod:`horovodlike._bootstrap.wakeup_pipes` and :mod:`horovodlike._bootstrap.mesh`: with several hosts, the pipes that
@@ -50,15 +50,15 @@ class JobContext:
 
     Attributes:
         place: The rank, local rank and so on of this process.
-        table: The hosts of the job, or None in a job of one.
+        table: The hosts of the job, or None in a job of one rank.
         pids: The process ids of this host's ranks, by local rank.
-        processors: How many processors this host's ranks may use, all together.
-        segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
+        processors: The number of processors that this host's ranks may use, all together.
+        segment_fd: The descriptor of the zeroed shared memory of this host's ranks, or -1 if this host has one rank.
         connections: The connections to ranks of other hosts.
         wakeup_pipes: The pipes that wake the ranks of this host, if the job has several hosts.
-        rendezvous: The connection to the other ranks, or None in a job of one.
-        object_key: The key of the objects that these ranks send each other in this generation; None in a
-            job of one.
+        rendezvous: The connection to the other ranks, or None in a job of one rank.
+        object_key: The key that authenticates the objects that these ranks send each other in this generation; None
+            in a job of one rank.
     """
 
     place: RankInfo
@@ -73,7 +73,7 @@ class JobContext:
     _server: RendezvousServer | None = field(default=None, repr=False)
 
     def confirm(self) -> None:
-        """Wait until all ranks have called this, each one with its engine running.
+        """Wait until all ranks have called this; each one calls it when its engine runs.
 
         Raises:
             RendezvousError: A rank failed before it called this; the message says which one and why.
@@ -83,16 +83,16 @@ class JobContext:
 
     @property
     def hosts(self) -> list[int]:
-        """By rank, the number of its host; hosts are numbered by their lowest ranks."""
+        """The number of each rank's host, by rank; hosts are numbered in the order of their lowest ranks."""
         return [0] * self.place.size if self.table is None else self.table.hosts
 
     @property
     def host_names(self) -> list[str]:
-        """By number, the name of a host for messages."""
+        """The names of the hosts for messages, by host number."""
         return [""] if self.table is None else self.table.names
 
     def close_descriptors(self) -> None:
-        """Close the descriptors; called when the engine runs, which has duplicated or mapped them."""
+        """Close the descriptors; called when the engine runs: it has duplicated or mapped them."""
         if self.segment_fd >= 0:
             os.close(self.segment_fd)
             self.segment_fd = -1
@@ -134,22 +134,22 @@ def establish(
     """Find the other ranks of the job and set up what this host's ranks share.
 
     Collective: every rank calls it, any number of times, and closes each context before the next call. A job of one
-    uses neither the network nor a file. The job's key is removed from the environment, so that processes that this one
-    starts do not inherit it, and kept for the next call.
+    rank uses neither the network nor a file. The job's key is removed from the environment, so that child processes do
+    not inherit it, and kept for the next call.
 
     Args:
         config: The settings; those that must be equal on all ranks are compared.
-        segment_bytes: Returns how much shared memory this host's ranks need, given this process's place.
+        segment_bytes: Returns the bytes of shared memory that this host's ranks need, given this process's rank info.
         environ: The environment; ``os.environ`` if None.
         key: The key that authenticates these ranks, if it is not the key in the environment.
-        meeting: How the ranks are numbered and meet, if it is not as the environment says.
+        meeting: The rank info and the discovery to use instead of those that the environment gives.
 
     Returns:
         The context; its shared memory is zeroed.
 
     Raises:
         RendezvousError: The ranks could not find, trust or agree with each other; the message names the ranks.
-        ConfigError: The environment contradicts itself.
+        ConfigError: Environment variables contradict each other or are malformed.
     """
     source = os.environ if environ is None else environ
     key = key or take_key(source)
@@ -174,7 +174,7 @@ def establish(
 
 
 def _begin_generation(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:
-    """Begin a generation: all-gather the facts about each rank. They are short, since there may be many ranks."""
+    """Begin a generation: all-gather the facts about each rank. The facts are short, since there may be many ranks."""
     reports = rendezvous.begin(
         {
             "version": ffi.string(lib.hvl_version()).decode(),
@@ -203,7 +203,7 @@ def _shared_settings(config: Config) -> list[Any]:
 
 
 def _compare(what: str, remedy: str, values: list[str]) -> None:
-    """Raise an error if the values differ: the same one on every rank."""
+    """Raise an error if the values of the ranks differ; every rank raises the same one."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(value, []).append(rank)
@@ -219,7 +219,7 @@ def _share_memory(
     config: Config,
     segment_bytes: Callable[[RankInfo], int],
 ) -> None:
-    """Find the ranks of this rank's host, and share memory with them."""
+    """Find the other ranks of this rank's host, and share memory with them."""
     place = context.place
     expected = HostTable.of([HostFacts(**report["host"]) for report in reports])
     segment = open_segment(rendezvous, place.rank, expected, lambda table: segment_bytes(table.place(place)))
@@ -242,7 +242,7 @@ def _share_memory(
 
 
 def _connect_hosts(context: JobContext, rendezvous: Rendezvous, reports: list[dict[str, Any]], config: Config) -> None:
-    """Connect this rank to those of other hosts. The imports are here because jobs on one host do not need them."""
+    """Connect this rank to the ranks of other hosts. The imports are here because jobs on one host do not need them."""
     from horovodlike._bootstrap.mesh import connect_mesh
     from horovodlike._bootstrap.wakeup_pipes import open_wakeup_pipes
 

@@ -1,11 +1,11 @@
-"""Connecting a rank to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
+"""The connection of a rank to the rendezvous server, which the launcher runs, or rank 0 if no launcher does.
 
 Rank 0 publishes the address of its server and the job's key by a means that all ranks of the job can use:
 
-* ranks of one host: a file of the user's (:mod:`horovodlike._bootstrap.file_discovery`);
-* an address, a port and a key that the user gave to all of them;
-* MPI, where it started them (:mod:`horovodlike._bootstrap.mpi_discovery`);
-* Slurm's authentication (:mod:`horovodlike._bootstrap.slurm_discovery`).
+* ranks of one host: a file that belongs to the user (:mod:`horovodlike._bootstrap.file_discovery`);
+* an address, a port and a key that the user has given to all ranks;
+* MPI, if it started the ranks (:mod:`horovodlike._bootstrap.mpi_discovery`);
+* MUNGE, Slurm's authentication service (:mod:`horovodlike._bootstrap.slurm_discovery`).
 """
 
 import contextlib
@@ -44,11 +44,11 @@ class JoinedRendezvous:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the ranks meet where another library has started and numbered them.
+    """The rank and the discovery of this process, if another library has started and numbered the ranks.
 
     Attributes:
-        place: This process's place.
-        discovery: Where rank 0 publishes its endpoint.
+        place: The rank info of this process.
+        discovery: The means by which rank 0 publishes its endpoint.
     """
 
     place: RankInfo
@@ -63,21 +63,21 @@ def join_rendezvous(
     environ: Mapping[str, str],
     discovery: Discovery | None = None,
 ) -> Iterator[JoinedRendezvous]:
-    """Connect to the server. All ranks meet inside the ``with`` block; the published endpoint is removed after it.
+    """Connect to the server. All ranks must connect before the ``with`` block ends: then the endpoint is removed.
 
     Args:
         place: This process's rank, size and so on, in a job of several ranks.
-        key: The key that all ranks were given; None if they were given none.
+        key: The key that all ranks were given, or None.
         config: The settings.
         environ: The environment.
-        discovery: Where rank 0 publishes its endpoint, if the environment does not say so.
+        discovery: The means by which rank 0 publishes its endpoint; None: the environment determines it.
 
     Yields:
         The connection and the server; the caller closes them.
 
     Raises:
         RendezvousError: The server cannot be found or reached.
-        ConfigError: The environment contradicts itself.
+        ConfigError: Environment variables contradict each other or are malformed.
     """
     if discovery is not None:
         pass
@@ -115,7 +115,7 @@ def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
 
 
 def _discovery_across_hosts(place: RankInfo, config: Config, environ: Mapping[str, str]) -> Discovery:
-    """Return the discovery that the launcher of several hosts allows. Only such jobs import the modules."""
+    """Return a discovery that works across hosts with this launcher. Jobs on one host do not need these imports."""
     from horovodlike._bootstrap import mpi_discovery, slurm_discovery
 
     reasons: dict[str, None] = {}
@@ -137,14 +137,14 @@ def _discovery_across_hosts(place: RankInfo, config: Config, environ: Mapping[st
 def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[JoinedRendezvous]:
     """Run the server on rank 0 and publish its endpoint until all ranks have connected."""
     endpoint = discovery.choose_endpoint()
-    # `once`: a rank that calls init() again must not connect to the server of the last time.
+    # `once`: a rank that calls init() again must not connect to the server of its previous init().
     server = RendezvousServer(endpoint.key, place.size, endpoint.hosts, place.job, endpoint.port, once=True)
     try:
         server.start()
     except RendezvousError as problem:
         if not endpoint.port:
             raise
-        try:  # a launcher that is not among those known may run a server at this address
+        try:  # a launcher that this package does not know may run a server at this address
             rendezvous = _connect(endpoint, place, config, attempts=1)
         except RendezvousError:
             raise problem from None
@@ -165,7 +165,7 @@ def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[Jo
 
 
 def _discover(discovery: Discovery, place: RankInfo, config: Config) -> Rendezvous:
-    """Connect to rank 0's server, again and again until the time is over: an endpoint may be a crashed job's."""
+    """Connect to rank 0's server. Retry until the start timeout: the endpoint may still be that of a crashed job."""
     deadline = time.monotonic() + config.start_timeout
     pause = 0.002
     found = "there was nothing"
@@ -192,7 +192,7 @@ def _connect(endpoint: Endpoint, place: RankInfo, config: Config, attempts: int,
 
 
 class _GivenAddress:
-    """An address of the server that the environment gives to all ranks."""
+    """The discovery of jobs whose environment gives all ranks the address of the server."""
 
     def __init__(self, environ: Mapping[str, str], key: JobKey | None, place: RankInfo) -> None:
         text = environ[RENDEZVOUS_PORT]
@@ -203,10 +203,10 @@ class _GivenAddress:
         self.where = f"at {self._given.hosts}:{self._given.port}"
 
     def choose_endpoint(self) -> Endpoint:
-        """Return those of the addresses that this host has.
+        """Return an endpoint with those of the given addresses that this host has.
 
         Raises:
-            RendezvousError: The host has none of them, or other hosts could not reach it there.
+            RendezvousError: The host has none of them, or only loopback addresses, which other hosts cannot reach.
         """
         from horovodlike._net.interfaces import local_addresses
 
@@ -233,15 +233,15 @@ class _GivenAddress:
         """Do nothing: there is nothing to remove."""
 
     def read(self) -> Endpoint:
-        """Return what the user gave."""
+        """Return the endpoint that the environment gives."""
         return self._given
 
 
 def resolve(hosts: str) -> list[str]:
-    """Return the addresses that names or addresses stand for.
+    """Return the IP addresses of hosts.
 
     Args:
-        hosts: Separated by commas.
+        hosts: Names or addresses, separated by commas.
 
     Raises:
         RendezvousError: A name cannot be resolved on this host.

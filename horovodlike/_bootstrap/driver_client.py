@@ -1,6 +1,7 @@
-"""The connection of a worker to the driver in hvdrun, which decides which processes are members of the job, and when.
+"""The connection of a worker to the driver in hvdrun.
 
-Their messages are JSON objects: docs/developers/protocols.md lists them.
+The driver decides which processes are members of the job, and when. The messages are JSON objects:
+docs/developers/protocols.md lists them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _forked_from: int | None = None  # the number of the worker that this process wa
 
 
 def current() -> Worker | None:
-    """Return this process's connection, once :func:`find` has made it; None in a job that has no driver."""
+    """Return the connection that :func:`find` has made; None before, and in a job that has no driver."""
     return _current
 
 
@@ -49,7 +50,7 @@ def find(environ: MutableMapping[str, str], start_timeout: float) -> Worker | No
     """Return the connection to the driver, made at the first call; None in a job that has no driver.
 
     Raises:
-        ConfigError: The environment contradicts itself.
+        ConfigError: Environment variables contradict each other or are malformed.
         RendezvousError: The driver cannot be reached, or does not trust this process.
     """
     global _current
@@ -80,15 +81,15 @@ class Worker:
     Attributes:
         number: The driver's number for this process, which never changes.
         generation: The last generation of which this process was a member; 0 before the first.
-        commits: How many commits this process has been through; it never decreases.
-        preemption: Whether this process has been asked to leave.
+        commits: The number of commits of this process so far; it never decreases.
+        preemption: The state of the request to this process, by SIGTERM, to leave the job.
     """
 
     def __init__(self, environ: MutableMapping[str, str], start_timeout: float) -> None:
         """Connect to the driver.
 
         Raises:
-            ConfigError: The environment contradicts itself.
+            ConfigError: Environment variables contradict each other or are malformed.
             RendezvousError: The driver cannot be reached, or does not trust this process.
         """
         self.number = _integer(environ, WORKER)
@@ -97,8 +98,7 @@ class Worker:
         self._has_finished = False
         self.preemption = Preemption(self._wake)
         self._why, self._reason = "start", ""
-        self._stopped = ""  # why the job ends
-        self._lock = threading.Lock()  # guards what follows; the thread that listens writes it
+        self._lock = threading.Lock()  # guards _changed and _added, which the listening thread sets
         self._changed = self._added = False
         self._sending = threading.Lock()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -134,14 +134,14 @@ class Worker:
         ) from problem
 
     def explain(self, why: str, reason: str) -> None:
-        """Set the reason with which this worker will ask for another rank: ``broken``, ``changed`` or ``failed``."""
+        """Set why this worker will ask for a rank (``broken``, ``changed`` or ``failed``), and the reason in words."""
         self._why, self._reason = why, reason[:2000]
 
     def take_place(self, environ: MutableMapping[str, str]) -> JobKey:
         """Ask for a rank and wait until the driver gives one, for however long that takes.
 
         Args:
-            environ: Gets the variables that describe the rank.
+            environ: The variables that describe the rank are written into it.
 
         Returns:
             The key of the generation of which this process is now a member.
@@ -174,15 +174,15 @@ class Worker:
         raise RendezvousError(f"worker {self.number} has lost {self._where}: {answer['lost']}")
 
     def changes(self) -> tuple[bool, bool]:
-        """Return whether the driver has announced a change of members since it gave the last rank, and an addition."""
+        """Return whether a change of members was announced since this rank was given, and whether workers will join."""
         with self._lock:
             return self._changed, self._added
 
     def begin(self) -> None:
-        """Tell the driver that this process trains again; needed only if it has said before that it has finished."""
+        """Tell the driver that this process trains again; needed only after :meth:`finish`."""
         if self._has_finished:
             self._has_finished = False
-            with contextlib.suppress(OSError):  # that the driver is lost is noticed when the driver is needed
+            with contextlib.suppress(OSError):  # the loss of the driver is noticed when the driver is needed
                 self._say("training")
 
     def finish(self) -> None:
@@ -227,7 +227,7 @@ class Worker:
                 self._added |= bool(message["changed"]["added"])
             return
         if "place" in message:
-            with self._lock:  # this rank takes account of all changes so far
+            with self._lock:  # the new rank accounts for all changes so far
                 self._changed = self._added = False
         elif "stop" in message:
             self.preemption.cancel()

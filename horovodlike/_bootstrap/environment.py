@@ -1,10 +1,10 @@
-"""The place of this process in its job, read from the environment that its launcher made.
+"""The rank info of this process, read from the environment variables that its launcher has set.
 
 The constants are the names of horovodlike's internal variables, which ``hvdrun`` sets for the processes that it starts;
-users set some of them where no ``hvdrun`` runs. (:mod:`horovodlike.config` has the settings.)
+users set some of them in jobs without ``hvdrun``. (:mod:`horovodlike.config` has the settings.)
 
-A launcher is one row of :data:`_LAUNCHERS`: the names of its variables. :func:`find_rank_info` is a pure function of
-the environment, apart from one look at the process's ancestors for launchers that give their jobs no name.
+Each launcher is a row of :data:`_LAUNCHERS` with the names of its variables. :func:`find_rank_info` is a pure function
+of the environment, except that it searches the process's ancestors if the launcher gives its jobs no name.
 """
 
 import os
@@ -50,9 +50,9 @@ class RankInfo:
         local_size: The number of processes of the job on this host.
         cross_rank: The host's number among the hosts that have a process of this local rank.
         cross_size: The number of hosts that have a process of this local rank.
-        launcher: The launcher of the job, ``none`` if there is none.
-        job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one.
-        node_id: The launcher's name for this host, or None. Ranks of different names are on different hosts.
+        launcher: The name of the job's launcher; ``none`` without a launcher.
+        job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one rank.
+        node_id: The launcher's name for this host, or None. Ranks with different names are on different hosts.
         is_homogeneous: Whether every host has the same number of processes.
     """
 
@@ -81,11 +81,11 @@ class _Launcher:
     cross_rank: Names = ()
     cross_size: Names = ()
     tasks_per_node: Names = ()  # "4(x2),3": replaces local_size
-    job: Names = ()  # all that are set, joined; the first one that is set must be one of job_required
+    job: Names = ()  # their values, joined, name the job if one of job_required is set
     job_required: Names = ()
-    job_ancestor: Names = ()  # without these, the command name of the process that started all ranks of this host
+    job_ancestor: Names = ()  # else: command names of the process that started all ranks of this host
     node_id: Names = ()
-    no_place: tuple[str, Names] = ("", ())  # a variable, and its values with which the other variables give no rank
+    no_place: tuple[str, Names] = ("", ())  # a variable, and the values of it with which the process is not a rank
 
 
 def _both(name: str) -> Names:
@@ -169,7 +169,7 @@ def find_ancestor(command_names: Names) -> str | None:
         command_names: The names, cut to 15 characters as the kernel does.
 
     Returns:
-        A text that identifies the ancestor for as long as this machine runs, or None.
+        A text that identifies the ancestor until the machine restarts; None if there is no such ancestor.
     """
     pid = "self"
     try:
@@ -188,18 +188,18 @@ def find_ancestor(command_names: Names) -> str | None:
 
 
 def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -> RankInfo:
-    """Read the place of this process in its job.
+    """Read the rank info of this process.
 
     The launchers are tried in this order: ``HOROVODLIKE_*`` and ``HOROVOD_*``, torchrun, Open MPI, MPICH (Hydra),
-    Slurm inside a step. None of them: a job of one. A variable that is empty counts as not set.
+    Slurm inside a step. Without any of them this is a job of one rank. An empty variable counts as not set.
 
     Args:
         environ: The environment variables.
         ancestor: Identifies the nearest ancestor process that has one of the given command names.
 
     Returns:
-        The place as the launcher sees it. :func:`horovodlike._bootstrap.bootstrap.establish` finds out which ranks
-        really share a host.
+        The rank info as the launcher gives it. :func:`horovodlike._bootstrap.bootstrap.establish` finds out which
+        ranks really share a host.
 
     Raises:
         ConfigError: A variable is missing, is not an integer or contradicts another one.
@@ -281,7 +281,7 @@ def _integer(launcher: _Launcher, environ: Mapping[str, str], names: Names, defa
 def _tasks_of_node(launcher: _Launcher, environ: Mapping[str, str], node: int) -> int:
     variable = _variable(environ, launcher.tasks_per_node)
     if variable is None:
-        return _integer(launcher, environ, launcher.tasks_per_node)  # raises, naming it
+        return _integer(launcher, environ, launcher.tasks_per_node)  # raises an error that names the variable
     try:
         return expand_counts(environ[variable])[node]
     except (ValueError, IndexError):
@@ -311,15 +311,15 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
 def generation() -> int:
     """Return the number of this process's generation of an elastic job: each change of the members begins a new one.
 
-    A job begins with generation 1; a job that is not elastic has no other.
+    A job begins with generation 1; a job that is not elastic has this one only.
     """
     return int(os.environ.get(GENERATION) or 1)
 
 
 def file_of_generation(file_path: str) -> str:
-    """Return the file for the output of a generation: ``file_path`` for the first, so that none overwrites another's.
+    """Return the output file of this process's generation, so that no generation overwrites the file of another.
 
-    Later ones have ``.generation3`` before the suffix. An empty path stays empty.
+    Generation 1 has ``file_path``, generation 3 has ``.generation3`` before the suffix. An empty path stays empty.
     """
     path = Path(file_path)
     if not file_path or generation() == 1:
@@ -328,6 +328,6 @@ def file_of_generation(file_path: str) -> str:
 
 
 def path_of_rank(file_path: str | os.PathLike[str], rank: int) -> Path:
-    """Return the file that a rank writes: for rank 0 ``file_path``, for others with ``.rank1`` before the suffix."""
+    """Return the file that a rank writes: ``file_path`` on rank 0; rank 1, say, has ``.rank1`` before the suffix."""
     path = Path(file_path)
     return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

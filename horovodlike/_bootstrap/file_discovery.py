@@ -27,10 +27,10 @@ _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of rank 0's server, and its key.
+    """The addresses and the port of rank 0's server, and the job's key.
 
     Attributes:
-        port: The port; 0 if any free one will do.
+        port: The port; 0 for any free port.
         key: The job's key.
         hosts: The addresses, separated by commas.
     """
@@ -44,7 +44,7 @@ class Discovery(Protocol):
     """The interface of discovery: rank 0 publishes the endpoint of its server, and the other ranks read it.
 
     Attributes:
-        where: Where the other ranks look for the endpoint, in words for messages.
+        where: The place where the other ranks look for the endpoint, in words for messages.
     """
 
     where: str
@@ -63,10 +63,10 @@ class Discovery(Protocol):
 
 
 class FileDiscovery:
-    """The file of one job."""
+    """Discovery by a file, one for each job."""
 
     def __init__(self, job: str, environ: Mapping[str, str]) -> None:
-        """Name the file; touch nothing.
+        """Choose the name of the file, but do not access it.
 
         Args:
             job: The job's name, the same on all ranks.
@@ -80,15 +80,15 @@ class FileDiscovery:
 
     @property
     def path(self) -> str:
-        """The file, for messages."""
+        """The path of the file, for messages."""
         return os.path.join(self.directory, self._name)
 
     def choose_endpoint(self) -> Endpoint:
-        """Return a new key, and any port."""
+        """Return an endpoint with a new key and any free port."""
         return Endpoint(0, JobKey.random())
 
     def publish(self, endpoint: Endpoint) -> None:
-        """Write the file, in place of an old one.
+        """Write the file; replace an old one.
 
         Raises:
             RendezvousError: The directory is not safe, or cannot be written.

@@ -1,4 +1,4 @@
-"""Slurm's short forms: ``n[01-03,7],m2`` for host names, ``4(x2),3`` for a number on each of them. Pure."""
+"""Slurm's short forms of lists: ``n[01-03,7],m2`` for host names, ``4(x2),3`` for one number per host. Pure."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ import re
 __all__ = ["MOST_HOSTS", "expand_counts", "expand_hosts"]
 
 MOST_HOSTS = 65536
-"""A list of more hosts is taken for a mistake."""
+"""The most hosts of a list; a longer one is taken for a mistake."""
 
 _PIECES = re.compile(r"([^\[\],\s]*)\[([0-9,-]+)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -16,10 +16,10 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 def expand_hosts(text: str) -> list[str]:
     """Return the names that a host list stands for, in its order.
 
-    Brackets hold numbers and ranges, whose leading zeros are kept; a name may have several pairs of them.
+    Brackets hold numbers and ranges; leading zeros are kept. A name may have several pairs of brackets.
 
     Raises:
-        ValueError: It is no host list, or one of more than :data:`MOST_HOSTS` names; the message shows it.
+        ValueError: The text is no host list, or stands for more than :data:`MOST_HOSTS` names; the message shows it.
     """
     hosts: list[str] = []
     position = 0
@@ -57,7 +57,7 @@ def expand_counts(text: str) -> list[int]:
     """Return the numbers that ``4(x2),3`` stands for: ``[4, 4, 3]``.
 
     Raises:
-        ValueError: It is something else, or stands for more than :data:`MOST_HOSTS` numbers; the message shows it.
+        ValueError: The text has another form, or stands for more than :data:`MOST_HOSTS` numbers; the message shows it.
     """
     counts: list[int] = []
     for part in text.split(","):

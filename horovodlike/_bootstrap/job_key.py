@@ -1,4 +1,4 @@
-"""The job's key, from the environment or from a file of the user's."""
+"""The job's key, from the environment or from a file that the user names."""
 
 import os
 import stat
@@ -14,8 +14,8 @@ _kept_key: JobKey | None = None
 def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
     """Return the key that all ranks of the job were given, or None if they were not given one.
 
-    A key in the environment is removed from there, so that processes that this one starts do not inherit it, and kept
-    for the next call.
+    A key in the environment is removed from there, so that child processes do not inherit it, and kept for the next
+    call.
 
     Raises:
         ConfigError: The key is malformed, or other users can read its file.

@@ -1,8 +1,8 @@
 """The connections between ranks of different hosts, made and authenticated before the engine gets them.
 
 Every rank listens on one address, and sends it to the others through the rendezvous, where it cannot be forged. Of two
-ranks the higher one connects. A connection that has not authenticated gets a few seconds and a buffer for one hello.
-When the mesh is complete no rank listens any more.
+ranks the higher one connects. A new connection must authenticate within a few seconds; until then its buffer holds one
+hello and no more. When the mesh is complete, no rank listens any more.
 """
 
 import json
@@ -26,7 +26,7 @@ from horovodlike.errors import RendezvousError
 
 CONTROL, DATA, MESSAGES = int(lib.HVL_CONTROL), int(lib.HVL_DATA), int(lib.HVL_MESSAGES)
 
-_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
+_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of the reports of all ranks together
 _SHOWN_PAIRS = 8
 _UNSENT_BYTES = 256 << 10
 
@@ -36,7 +36,7 @@ class MeshConnection:
     """A connection to a rank of another host, over which both sides have authenticated themselves.
 
     Attributes:
-        socket: Does not block; nothing has been sent on it after the handshake.
+        socket: The socket, non-blocking; nothing has been sent on it after the handshake.
         rank: The other rank.
         use: ``CONTROL``, ``DATA`` or ``MESSAGES``.
         keys: The keys of the MACs with which the engine sends and receives.
@@ -49,12 +49,12 @@ class MeshConnection:
 
 
 def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) -> list[ConnectionId]:
-    """Return every connection that a rank has, in the order that both of its ends know.
+    """Return the ids of all connections of a rank. Two ranks have their common connections in the same order.
 
     Args:
         rank: The rank.
         table: The hosts.
-        streams: How many connections for data two ranks of different hosts have.
+        streams: The number of data connections between two ranks of different hosts.
         fan_out: The most children that a host has in the tree of hosts.
     """
 
@@ -76,24 +76,24 @@ def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) ->
 def connect_mesh(
     rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
 ) -> list[MeshConnection]:
-    """Connect this rank to those of other hosts. Collective.
+    """Connect this rank to the ranks of other hosts. Collective.
 
     Args:
         rendezvous: The connection to all ranks.
         table: The hosts of the job, at least two.
         config: The settings.
-        ends: By rank, its own address and the server's in its connection to the rendezvous server.
+        ends: By rank, the rank's address and the server's address in its connection to the rendezvous server.
 
     Returns:
         The connections in the order of :func:`plan_connections`; the caller closes their sockets.
 
     Raises:
-        RendezvousError: Ranks could not connect; the message lists them and why, the same on all ranks.
+        RendezvousError: Ranks could not connect; the message, the same on all ranks, lists them and the reasons.
         ConfigError: ``network_interface`` or ``tcp_congestion`` does not fit this host.
     """
     rank = rendezvous.rank
     connection_ids = plan_connections(rank, table, config.tcp_streams, config.fan_out)
-    # The engine duplicates each descriptor before this side's is closed.
+    # Twice as many: the engine duplicates each descriptor before the original is closed.
     ensure_descriptors(2 * len(connection_ids), f"{len(connection_ids)} connections to ranks of other hosts")
     address = own_address(rank, ends, config.network_interface)
     [listener] = listen(f"rank {rank}", [address], [0])
@@ -126,7 +126,7 @@ def connect_mesh(
 
 
 def _set_options(connected: socket.socket, use: int, config: Config) -> None:
-    """Have small messages sent at once, and a connection closed whose host does not answer any more."""
+    """Set the socket options: small messages are sent at once, and the loss of the other host closes the connection."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(connected, *_keepalive(config.network_timeout))
     # TCP_USER_TIMEOUT also ends a connection to a process that is stopped and receives nothing. On connections for
@@ -135,12 +135,12 @@ def _set_options(connected: socket.socket, use: int, config: Config) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
     else:
         set_congestion_control(connected, config.tcp_congestion)
-    if use == MESSAGES:  # what waits in the kernel holds up a small message behind it
+    if use == MESSAGES:  # data that waits in the kernel delays the small messages behind it
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:
-    """Return the arguments of :func:`set_keepalive` that notice a lost host within a time-out of some seconds."""
+    """Return arguments of :func:`set_keepalive` with which a lost host is noticed within ``timeout`` seconds."""
     idle = max(1, int(timeout / 3))
     interval = max(1, int(timeout / 9))
     return idle, interval, max(1, int((timeout - idle) / interval))
@@ -177,7 +177,7 @@ def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Connection
 
 
 def _report(problems: dict[ConnectionId, str], most: int) -> dict[str, Any]:
-    """Return the problems by pair of ranks, as many as there is room for."""
+    """Return the problems by pair of ranks, as many as fit into ``most`` bytes of JSON."""
     pairs = {
         (connection_id.low, connection_id.high): why for connection_id, why in sorted(problems.items(), reverse=True)
     }

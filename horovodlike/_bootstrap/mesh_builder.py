@@ -24,19 +24,19 @@ from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationErr
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
-_TRIES_IF_REFUSED = 6  # within two seconds: a network may be about to come up
+_TRIES_IF_REFUSED = 6  # within two seconds, in case the network is still coming up
 _MOST_PENDING = 64
 
 
 @dataclass(eq=False)
 class _Attempt:
-    """A connection that this rank makes."""
+    """A connection that this rank begins, and the state of its handshake."""
 
     connection_id: ConnectionId
     connection: socket | None = None
     connected: bool = False
     received: bytearray = field(default_factory=bytearray)
-    proof: bytes = b""  # expected; empty until the challenge is answered
+    proof: bytes = b""  # the proof to expect; empty until this rank has answered the challenge
     keys: Keys | None = None
     tries: int = 0
     refusals: int = 0
@@ -48,8 +48,8 @@ class Builder:
     """One rank's part of the mesh.
 
     Attributes:
-        done: The connections that both sides have authenticated; sockets that do not block, and their keys.
-        problems: After :meth:`run`, why the others are missing.
+        done: The connections that both sides have authenticated, by id: the non-blocking sockets, and the keys.
+        problems: After :meth:`run`, the reasons why the other connections are missing, by id.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Builder:
         Args:
             rank: This rank.
             connection_ids: The connections that this rank must have.
-            addresses: By rank, the address and port where it listens.
+            addresses: By rank, the address and port at which the rank listens.
             key: The mesh's key.
             listener: The socket on which this rank listens; the caller closes it.
-            timeout: Seconds until :meth:`run` gives up what is still missing.
+            timeout: Seconds until :meth:`run` gives up the connections that are still missing.
         """
         self.done: dict[ConnectionId, tuple[socket, Keys]] = {}
         self.problems: dict[ConnectionId, str] = {}
@@ -83,10 +83,10 @@ class Builder:
         self._attempts = {
             connection_id: _Attempt(connection_id) for connection_id in connection_ids if connection_id.high == rank
         }
-        self._resting = set(self._attempts.values())  # without a socket, until it is time to try again
+        self._resting = set(self._attempts.values())  # attempts without a socket, until their next try
 
     def run(self) -> None:
-        """Make the connections; return when each one is made or has failed, at the latest when the time is over."""
+        """Make the connections; return when each one is made or has failed, or after the time-out."""
         deadline = time.monotonic() + self._timeout
         most = _MOST_PENDING + 2 * len(self._expected)
         with selectors.DefaultSelector() as self._selector:
@@ -136,7 +136,7 @@ class Builder:
         except (OSError, AuthenticationError):
             self._pending.drop(pending)
             return
-        if connection_id in self.done:  # the other side lost it, and has connected again
+        if connection_id in self.done:  # the other rank lost the connection, and has connected again
             self.done[connection_id][0].close()
         self.done[connection_id] = (self._pending.release(pending), keys)
         self._awaited.discard(connection_id)

@@ -52,7 +52,7 @@ class ConnectionId:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of the MACs of both directions, for one end. Its text shows neither key."""
+    """The MAC keys of both directions, from the view of one end. ``repr`` shows neither key."""
 
     send: JobKey
     receive: JobKey
@@ -70,7 +70,7 @@ def answer_challenge(key: JobKey, connection_id: ConnectionId, challenge: bytes)
         The hello to send, the proof to expect, and the keys of this end.
 
     Raises:
-        VersionError: The challenge is not one of this protocol's version.
+        VersionError: The challenge is of another protocol, or of another version of this one.
     """
     magic, version, _ = _CHALLENGE.unpack(challenge)
     if magic != _MAGIC:
@@ -91,7 +91,7 @@ def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Connectio
     """Verify a hello: the part of the rank that accepts.
 
     Returns:
-        Which connection it is, the proof to send, and the keys of this end.
+        The id of the connection, the proof to send, and the keys of this end.
 
     Raises:
         AuthenticationError: The other side does not hold the key.
@@ -108,7 +108,7 @@ def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Connectio
 
 
 def is_proof(expected: bytes, given: bytes) -> bool:
-    """Return whether the rank that accepted has the key."""
+    """Return whether a proof is right: then the rank that accepted the connection has the key."""
     return hmac.compare_digest(expected, given)
 
 

@@ -1,7 +1,8 @@
-"""Discovery of ranks that MPI started on several hosts: rank 0 broadcasts where it listens.
+"""Discovery of ranks that MPI started on several hosts: rank 0 broadcasts its endpoint.
 
-Only that goes through MPI here, on a duplicate of ``MPI.COMM_WORLD``, so that the script's own messages cannot be
-confused with it. This module neither initialises nor finalizes MPI; mpi4py does, where the script has not.
+Only this broadcast, and a gather of the hosts' addresses before it, go through MPI, on a duplicate of
+``MPI.COMM_WORLD``: they cannot be confused with the script's own messages. This module neither initialises nor
+finalizes MPI; mpi4py does, unless the script has.
 """
 
 import json
@@ -32,12 +33,12 @@ def find_running(place: RankInfo, config: Config, environ: Mapping[str, str]) ->
 
 
 def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
-    """Find MPI, if it started this process. Imports mpi4py, which initialises it.
+    """Find MPI, if it started this process. Imports mpi4py, which initialises MPI.
 
     Returns:
-        The discovery, or why there is none; empty if MPI has nothing to do with this job.
+        The discovery, or the reason why there is none; an empty text if nothing indicates that MPI started this job.
     """
-    # Slurm prepares ranks for MPI only if it was told to. In others, initialising MPI may end the process.
+    # Slurm prepares ranks for MPI only if asked to (srun --mpi); else initialising MPI may end the process.
     by_slurm = place.launcher == "Slurm" and ("PMI_RANK" in environ or "PMIX_RANK" in environ)
     if place.launcher not in ("Open MPI", "MPICH") and not by_slurm and "mpi4py.MPI" not in sys.modules:
         return ""
@@ -59,7 +60,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDis
 
 
 class MpiDiscovery:
-    """``MPI.COMM_WORLD``, all ranks of which call :meth:`choose_endpoint` and :meth:`publish`, or :meth:`read`."""
+    """Discovery by collectives: rank 0 calls :meth:`choose_endpoint` and :meth:`publish`, the others :meth:`read`."""
 
     where = "through MPI"
 
@@ -72,7 +73,7 @@ class MpiDiscovery:
         self._deadline = time.monotonic() + config.start_timeout
 
     def choose_endpoint(self) -> Endpoint:
-        """Return a new key, any port, and the addresses that the other hosts are likely to reach."""
+        """Return an endpoint with a new key, any free port, and the addresses that other hosts are likely to reach."""
         interfaces = local_addresses()
         mine = [str(each.address) for each in interfaces if each.is_reachable]
         by_rank = self._gather(mine)
@@ -101,7 +102,7 @@ class MpiDiscovery:
         return self._found
 
     def _gather(self, addresses: list[str]) -> list[list[str]] | None:
-        """Return, on rank 0, the addresses of all ranks."""
+        """Gather the addresses of all ranks on rank 0; return None on the other ranks."""
         comm = self._own()
         own = _pack(addresses[:16])
         received = bytearray(_MESSAGE_BYTES * self._place.size) if self._place.rank == 0 else None

@@ -13,7 +13,7 @@ __all__ = ["Preemption"]
 
 
 class Preemption:
-    """The notice that asks this process to leave.
+    """The request to this process, by SIGTERM, to leave the job.
 
     Attributes:
         noted: True once SIGTERM has arrived within :meth:`expected`. More signals change nothing: a scheduler that ends
@@ -21,14 +21,14 @@ class Preemption:
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Have the signal handler call ``wake``, on the main thread and between any two instructions of it."""
+        """Keep ``wake``; the signal handler calls it on the main thread, between any two instructions there."""
         self.noted = False
         self._wake = wake
         self._is_expected = False
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
-        """Treat SIGTERM as a notice in the ``with`` block: on the main thread, if the script has no handler itself."""
+        """Treat SIGTERM as a notice in the ``with`` block, if this is the main thread and the script has no handler."""
         is_ours = (
             threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
@@ -47,16 +47,16 @@ class Preemption:
         self._wake()
 
     def forget_in_child(self) -> None:
-        """Give SIGTERM its ordinary effect in a forked child: pools of processes end their children with it."""
+        """Restore the default effect of SIGTERM in a forked child: process pools end their children with SIGTERM."""
         if self._is_expected and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._is_expected = False
 
     def cancel(self) -> None:
-        """Have SIGTERM end this process, as the job ends: at once if it has arrived already. From any thread."""
+        """Restore the default effect of SIGTERM as the job ends; if one has arrived, exit at once. From any thread."""
         if not self._is_expected:
             return
-        # signal.signal() is for the main thread only, and that may be in the middle of a long computation.
+        # Only the main thread may call signal.signal(), and it may be in the middle of a long computation.
         set_handler = ctypes.pythonapi.PyOS_setsig
         set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
         set_handler(signal.SIGTERM, None)

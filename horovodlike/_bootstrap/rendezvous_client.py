@@ -24,7 +24,7 @@ from horovodlike._net.secure_server import encode
 from horovodlike.errors import RendezvousError
 
 _SERVER_GRACE = 5.0
-"""Seconds that a client waits longer than the server, so that the server's reason arrives before it gives up."""
+"""Seconds that a client waits beyond the server's deadline, so that it receives the server's reason for a failure."""
 
 
 class Rendezvous:
@@ -32,7 +32,7 @@ class Rendezvous:
 
     Attributes:
         rank: This rank.
-        size: How many ranks take part.
+        size: The number of ranks.
         generation: How many generations have begun at this server.
         local_address: The address of this end of the connection.
         server_address: The address at which this rank reaches the server.
@@ -55,7 +55,8 @@ class Rendezvous:
             port: The server's port.
             key: The job's key.
             place: This process's rank, the job's size and name.
-            start_timeout: Seconds that the connection, and then every operation, waits for the other ranks.
+            start_timeout: Seconds that every operation waits for the other ranks. An attempt to connect waits as
+                long for the server, but :data:`HANDSHAKE_TIMEOUT` seconds at most.
             owner: The process that runs the server, for messages.
             attempts: How often to try when the server closes the connection in the handshake or is slow. If no process
                 listens, there is no second attempt.
@@ -132,11 +133,11 @@ class Rendezvous:
         self._channel = channel
 
     def derive_key(self, *parts: bytes) -> JobKey:
-        """Return a key that only the ranks of this job have, for a purpose that the parts name."""
+        """Return a key that only the ranks of this job can derive, for the purpose that the parts name."""
         return self._key.derive(b"horovodlike derived", *parts)
 
     def begin(self, payload: Any = None) -> list[Any]:  # noqa: ANN401 - any JSON value
-        """Start a generation together with all ranks, and all-gather a value on the way.
+        """Start a generation together with all ranks, and all-gather a value in the same exchange.
 
         Topics of later exchanges belong to this generation, so that ``init()`` may run any number of times.
 
@@ -152,7 +153,7 @@ class Rendezvous:
 
         Args:
             topic: The name of this all-gather; all ranks must use the same topics in the same order.
-            payload: The value; encoded it may take :data:`FRAME_LIMIT` bytes divided by the number of ranks.
+            payload: The value; as JSON it may take about :data:`FRAME_LIMIT` bytes divided by the number of ranks.
             patience: Seconds beyond ``start_timeout`` that other ranks may take until they call this.
 
         Returns:
@@ -160,7 +161,7 @@ class Rendezvous:
 
         Raises:
             RendezvousError: A rank did not call this in time, exited, gave up or used another topic; the message names
-                it.
+                the rank.
             ValueError: The value is too large.
         """
         return self._gather(f"{self.generation}/{topic}", payload, patience)
@@ -170,7 +171,7 @@ class Rendezvous:
         self.exchange(topic, None)
 
     def abort(self, reason: str) -> None:
-        """Give up this generation: all that other ranks wait for in it fails at once, with this reason."""
+        """Give up this generation: every exchange of it fails at once on the other ranks, with this reason."""
         if self._channel is not None:
             message = {"do": "abort", "group": str(self.generation), "reason": reason[:2000]}
             deadline = time.monotonic() + _SERVER_GRACE
@@ -194,7 +195,7 @@ class Rendezvous:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the connection."""
         self.close()
 
     def _gather(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401
@@ -242,4 +243,4 @@ class Rendezvous:
 
 
 class UnreachableError(RendezvousError):
-    """No process listens there, or none answers."""
+    """No process listens at the server's address, or the process there does not answer."""

@@ -28,7 +28,7 @@ _FLUSH_SECONDS = 1.0
 _EXITS_AT_ONCE = 4096
 _FREE_PORT_ATTEMPTS = 8
 LONGEST_TIMEOUT = 1_000_000.0
-"""Seconds that a rank may ask to wait for the others."""
+"""The most seconds that a rank may ask to wait for the others."""
 
 
 class RendezvousServer:
@@ -47,7 +47,7 @@ class RendezvousServer:
 
         Args:
             key: The job's key, 32 bytes.
-            size: How many ranks the job has.
+            size: The number of ranks of the job.
             host: The address to listen on, or several separated by commas; never a wildcard address.
             job: The job's name; None: the key alone distinguishes the job from others.
             port: The port to listen on; 0: a free one.
@@ -69,7 +69,7 @@ class RendezvousServer:
         self._job = None if job is None else job_digest(job)
         self._state = RendezvousState(size)
         self._members: dict[int, Connection] = {}
-        self._rejected: dict[Connection, str] = {}  # why a member's next topic fails
+        self._rejected: dict[Connection, str] = {}  # the reason why a member's next topic fails
         self._thread: threading.Thread | None = None
         self._stop = False
         self._exits: deque[tuple[int, str]] = deque()  # from other threads
@@ -86,10 +86,10 @@ class RendezvousServer:
         return self._port
 
     def start(self) -> None:
-        """Listen on a free port and start the thread.
+        """Listen on the given or a free port, and start the thread.
 
         Raises:
-            RendezvousError: It cannot listen.
+            RendezvousError: The server cannot listen.
         """
         ensure_descriptors(self._size, f"connections of {self._size} ranks")
         # A port that is free on one address may be in use on another.
@@ -122,7 +122,7 @@ class RendezvousServer:
                 self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Send what is left to send, close every connection and end the thread. May be called again."""
+        """Send the pending replies, close every connection and end the thread. May be called again."""
         if self._thread is None:
             return
         self._stop = True
@@ -137,7 +137,7 @@ class RendezvousServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the server."""
         self.close()
 
     def _serve(self) -> None:
@@ -168,12 +168,12 @@ class RendezvousServer:
             rank, reason = self._exits.popleft()
             member = self._members.get(rank)
             if member is not None:
-                self._server.look_at(member)  # its last message may say that it leaves, or it may have disconnected
-            if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
+                self._server.look_at(member)  # the rank may have sent that it leaves, or have disconnected
+            if rank not in self._members:  # else a descendant of the process holds the connection, and acts as the rank
                 self._reply(self._state.exited(rank, reason))
 
     def _send_last_replies(self, deadline: float) -> None:
-        """Send what is left to send, and then to every rank the reason why the server closes."""
+        """Send every rank its pending replies, and then the reason why the server closes."""
         for connection in list(self._members.values()):
             self._server.send(connection, {"closed": self._state.last_failure()})
             self._server.flush(connection, deadline)
@@ -184,7 +184,7 @@ class RendezvousServer:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         refusal = self._reason_to_refuse(identity)
         if refusal is None and identity.rank in self._members:
-            self._server.look_at(self._members[identity.rank])  # it may just have disconnected
+            self._server.look_at(self._members[identity.rank])  # its process may just have disconnected
             if identity.rank in self._members:
                 refusal = self._reject_claimants(identity.rank)
         if refusal is None:
@@ -203,7 +203,7 @@ class RendezvousServer:
         return None
 
     def _reject_claimants(self, rank: int) -> str:
-        """Fail all ranks, now or when they arrive: two processes claim one rank, and either may be the right one."""
+        """Fail all ranks, now or at their next topic: two processes claim one rank, and either may be the right one."""
         reason = f"two processes claim to be rank {rank} of {self._size}; every rank must be started exactly once"
         replies = self._state.fail_all(reason)
         told = {reply.rank for reply in replies}

@@ -1,9 +1,9 @@
 """The state of the rendezvous: which ranks have arrived at which topic, and the reply to each. Pure.
 
 A *topic* is one all-gather: it is over when every rank has arrived, or when it is certain that one will not. Topics
-are named ``group/name``; the group is a generation (one ``init()`` of all ranks), and a failure of one topic fails all
-later ones of its group, so that a rank that is late learns the reason at once. The group ``join`` is where a generation
-starts; its failures are not remembered, so that ``init()`` may be tried again.
+are named ``group/name``; the group is a generation (one ``init()`` of all ranks). The failure of a topic fails all
+later topics of its group, so that a rank that is late learns the reason at once. A generation starts with a topic of
+the group ``join``; its failures are not remembered, so that ``init()`` may be tried again.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Reply:
 
     Attributes:
         rank: The receiver.
-        topic: The topic for which it waits.
+        topic: The topic for which the receiver waits.
         result: The payloads by rank, if the topic is complete.
         error: Why the topic failed, if it did.
     """
@@ -40,7 +40,7 @@ class _Topic:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return the ranks in words: ``rank 2``, ``ranks 2, 3``; from the 17th on only their number."""
+    """Return the ranks in words: ``rank 2``, ``ranks 2, 3``; the first 16 and the number of the others."""
     found = sorted(ranks)
     shown = ", ".join(str(rank) for rank in found[:16])
     if len(found) > 16:
@@ -54,7 +54,7 @@ class RendezvousState:
     def __init__(self, size: int) -> None:
         """Expect ranks 0 to ``size - 1``."""
         self.size = size
-        self.generation = 0  # how often all ranks have joined
+        self.generation = 0  # the number of times that all ranks have joined
         self._topics: dict[str, _Topic] = {}
         self._waiting: dict[int, str] = {}
         self._failed_groups: dict[str, str] = {}
@@ -103,7 +103,7 @@ class RendezvousState:
         return self._forget(rank, f"rank {rank} left")
 
     def lost(self, rank: int, reason: str) -> list[Reply]:
-        """Note that a rank's connection has broken: all topics that it takes part in fail."""
+        """Note that a rank's connection has broken: all open topics fail."""
         self._lost[rank] = reason
         return [*self._forget(rank, reason), *self._fail_all(reason)]
 
@@ -128,11 +128,11 @@ class RendezvousState:
         return self._failed_groups.get(str(self.generation))
 
     def fail_all(self, reason: str) -> list[Reply]:
-        """Fail every topic that a rank waits for."""
+        """Fail every topic that any rank waits for."""
         return self._fail_all(reason)
 
     def expire(self, now: float) -> list[Reply]:
-        """Fail the topics whose time is over."""
+        """Fail the topics whose deadline has passed."""
         replies = []
         for topic in [each for each in self._topics.values() if each.deadline <= now]:
             missing = self._missing(topic)
@@ -147,7 +147,7 @@ class RendezvousState:
         return replies
 
     def next_deadline(self) -> float | None:
-        """Return when :meth:`expire` will have something to do."""
+        """Return the earliest deadline of a topic, for :meth:`expire`; None without topics."""
         return min((topic.deadline for topic in self._topics.values()), default=None)
 
     def _missing(self, topic: _Topic) -> list[int]:

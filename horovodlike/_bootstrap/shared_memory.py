@@ -6,7 +6,7 @@ else they have in common.
 
 The first choice is an anonymous memory file, to which no limit of /dev/shm applies and which no crash can leave behind;
 the others open it through ``/proc``. Where that is forbidden, the segment is a file in /dev/shm, unlinked when all have
-opened it. All memory is allocated now: too little is an error here, and not a SIGBUS in the middle of training.
+opened it. All memory is allocated at once: a lack of memory is an error here, and not a SIGBUS during training.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Attempt:
     num_bytes: int
     fd: int = -1
     problem: str = ""
-    trying: Sequence[tuple[int, ...]] = ()  # the groups that still try; that of this rank may have finished
+    trying: Sequence[tuple[int, ...]] = ()  # the groups that still try; this rank's group may have finished
 
     @property
     def takes_part(self) -> bool:
@@ -60,7 +60,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Keep an error, which ends the attempt, for the report to all ranks."""
+        """Keep an error for the report to all ranks; the error ends the attempt."""
         try:
             yield
         except (OSError, RendezvousError, AttributeError) as error:
@@ -74,12 +74,12 @@ class _Attempt:
 
 @dataclass
 class Segment:
-    """The memory of a host's ranks, and the hosts as they were found.
+    """The memory of a host's ranks, and the hosts as :func:`open_segment` has found them.
 
     Attributes:
         table: The hosts of the job: the ranks of each one share memory.
-        fd: A descriptor of zeroed bytes, which the caller closes; -1 if this rank's host has no other rank.
-        problems: For ranks that could have shared a host and do not, the reasons.
+        fd: The descriptor of the zeroed memory; the caller closes it. -1 if this rank's host has no other rank.
+        problems: The reasons why ranks that seem to share a host do not share memory.
     """
 
     table: HostTable
@@ -90,13 +90,13 @@ class Segment:
 def open_segment(rendezvous: Exchange, rank: int, table: HostTable, num_bytes: Callable[[HostTable], int]) -> Segment:
     """Open the shared memory of this rank's host. Collective over all hosts.
 
-    Where ranks of a host cannot share memory, those that can stay together, and the others try among themselves.
+    If some ranks of a host cannot open the memory, the others stay together, and those ranks try among themselves.
 
     Args:
         rendezvous: The connection to the other ranks.
         rank: This rank.
-        table: The hosts as far as they are known.
-        num_bytes: The size of the segment of this rank's host, if the hosts are those of the given table.
+        table: The hosts according to the facts that the ranks report.
+        num_bytes: Returns the size of the segment of this rank's host, given a table of hosts.
 
     Raises:
         RendezvousError: The ranks of a host ask for different amounts of memory.
@@ -142,7 +142,7 @@ class _Verdict:
 def _try_all(
     rendezvous: Exchange, attempt: _Attempt, undecided: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], _Verdict]:
-    """Try every way, with all groups at the same time; the verdicts are the same on all ranks."""
+    """Try both kinds of memory, for all groups at the same time; the verdicts are the same on all ranks."""
     verdicts: dict[tuple[int, ...], _Verdict] = {}
     for way, share in (("an anonymous memory file", _share_memfd), (f"a file in {DIRECTORY}", _share_file)):
         attempt.trying = [group for group in undecided if group not in verdicts or verdicts[group].failed]
@@ -242,7 +242,7 @@ def _make_memfd(num_bytes: int) -> int:
                 raise
     try:
         _allocate(fd, num_bytes)
-        # From now on no process can shrink it while others use it.
+        # From now on no process can shrink the file while others use it.
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
@@ -252,7 +252,7 @@ def _make_memfd(num_bytes: int) -> int:
 
 
 def _allocate(fd: int, num_bytes: int) -> None:
-    """Give the file its size and its memory."""
+    """Set the size of the file, and allocate memory for all of it."""
     try:
         os.ftruncate(fd, num_bytes)
         try:

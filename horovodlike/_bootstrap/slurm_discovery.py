@@ -1,8 +1,9 @@
-"""Discovery of ranks that Slurm started on several hosts, without MPI: a port of rank 0's host.
+"""Discovery of ranks that Slurm started on several hosts, without MPI: a server on rank 0's host sends credentials.
 
-The job's number determines the port. A process that connects to it gets a credential of MUNGE, with which Slurm itself
-authenticates; only processes of the same user in this cluster can open it. It contains the address of the rendezvous
-server and the job's key, which rank 0 sends in no other way. A credential that another user has made is ignored.
+The job's name determines the port. A process that connects to it receives a credential of MUNGE, the service by which
+Slurm itself authenticates; only processes of the same user in this cluster can decode it. The credential contains the
+address of the rendezvous server and the job's key, which rank 0 sends in no other way. Ranks ignore a credential
+that another user has made.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmD
     """Find MUNGE, if Slurm started this process.
 
     Returns:
-        The discovery, or why there is none; empty if Slurm has nothing to do with this job.
+        The discovery, or the reason why there is none; an empty text if Slurm did not start this process.
     """
     if place.launcher != "Slurm":
         return ""
@@ -55,13 +56,13 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmD
 
 
 class SlurmDiscovery:
-    """A port of rank 0's host that hands out credentials."""
+    """Discovery by the credentials that a server on rank 0's host sends."""
 
     def __init__(self, place: RankInfo, host: str) -> None:
-        """Choose the ports; touch nothing.
+        """Choose the ports, but do not open them.
 
         Args:
-            place: This process's place.
+            place: The rank info of this process.
             host: The node of rank 0: the first of the step's nodes.
         """
         self._job = job_digest(place.job)
@@ -72,10 +73,10 @@ class SlurmDiscovery:
         self._credential_server: _CredentialServer | None = None
 
     def choose_endpoint(self) -> Endpoint:
-        """Return a new key, any port, and the addresses of this node that the others know.
+        """Return an endpoint with a new key, any free port, and the addresses of this node that the other nodes know.
 
         Raises:
-            RendezvousError: The node's name stands for none of this host's addresses.
+            RendezvousError: The name of rank 0's node resolves to none of this host's addresses.
         """
         known = find_addresses(self._host)
         here = {str(each.address) for each in local_addresses()}
@@ -89,7 +90,7 @@ class SlurmDiscovery:
         return Endpoint(0, JobKey.random(), ",".join(mine))
 
     def publish(self, endpoint: Endpoint) -> None:
-        """Begin to hand out credentials.
+        """Begin to send credentials.
 
         Raises:
             RendezvousError: MUNGE does not work, or no port is free.
@@ -106,7 +107,7 @@ class SlurmDiscovery:
             self._credential_server = None
 
     def read(self) -> Endpoint | None:
-        """Ask at every port; ignore what is not a credential of this job."""
+        """Try every port; return the endpoint of the first credential of this job, or None."""
         for address in find_addresses(self._host):
             for port in self._ports:
                 found = self._open(_ask(address, port))
@@ -157,7 +158,7 @@ class _CredentialServer:
         while True:
             try:
                 accepted, _ = listener.accept()
-            except OSError:  # closing, or there is no free descriptor just now
+            except OSError:  # the listener is closing, or there is no free descriptor
                 if self._closing.wait(0.05):
                     return
                 continue
@@ -175,7 +176,7 @@ class _CredentialServer:
 
 
 def _ask(address: str, port: int) -> bytes:
-    """Return the bytes that the server at a port sends; none if there is no answer."""
+    """Return the bytes that the server at a port sends; no bytes if there is no answer."""
     with contextlib.suppress(OSError), contextlib.closing(dial(address, port, _READ_SECONDS)) as answers:
         for connected in answers:
             with connected:
@@ -236,7 +237,7 @@ def open_credential(credential: bytes) -> bytes | None:
 def find_addresses(host: str) -> list[str]:
     """Return the addresses at which the other nodes of a cluster reach a node.
 
-    On the node itself its name often stands for a loopback address; then Slurm is asked.
+    On the node itself, its name often resolves to loopback addresses only; then Slurm (``scontrol``) gives the address.
 
     Raises:
         RendezvousError: The node has no such address.

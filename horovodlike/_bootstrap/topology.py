@@ -1,9 +1,9 @@
 """The table of hosts: which ranks share a host, from what every rank reports about itself. Pure.
 
-Ranks share a host if they have the same node of the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place), kernel,
-process namespace and network namespace, and then succeed in sharing memory
-(:mod:`horovodlike._bootstrap.shared_memory`). All ranks make the same table. Where the launcher counts otherwise, the
-table takes precedence.
+Ranks share a host if they have the same node name from the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place),
+kernel, process namespace and network namespace, and then succeed in sharing memory
+(:mod:`horovodlike._bootstrap.shared_memory`). All ranks compute the same table. If it differs from the launcher's local
+ranks, the table takes precedence.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class HostFacts:
     """The facts that a rank reports about where it runs.
 
     Attributes:
-        node: The launcher's node, or ``HOROVODLIKE_HOSTID``; None if there is neither.
+        node: The launcher's name for the host, or ``HOROVODLIKE_HOSTID``; None if there is neither.
         chosen: Whether ``node`` is ``HOROVODLIKE_HOSTID``.
         name: The name of the machine.
         boot: The kernel's boot id, which identifies the machine until it is restarted.
@@ -65,8 +65,8 @@ class HostFacts:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Equal for ranks that may share a host."""
-        # A user who chooses the host's name may have given each rank a network of its own.
+        """The facts that are equal on ranks that may share a host."""
+        # A user who sets HOROVODLIKE_HOSTID may have given each rank a network namespace of its own.
         return self.node or "", self.boot, self.pid_namespace, "" if self.chosen else self.network_namespace
 
 
@@ -81,8 +81,8 @@ class HostTable:
     """The hosts of a job, numbered by their lowest ranks.
 
     Attributes:
-        ranks: By host, its ranks in ascending order: their positions are their local ranks.
-        facts: By rank.
+        ranks: By host, the host's ranks in ascending order: the position of a rank is its local rank.
+        facts: The facts that each rank reports, by rank.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -90,7 +90,7 @@ class HostTable:
 
     @classmethod
     def of(cls, facts: Sequence[HostFacts]) -> "HostTable":
-        """Return the hosts as far as the facts tell.
+        """Return the table that follows from the facts alone, before ranks try to share memory.
 
         Raises:
             RendezvousError: The launcher gave ranks of a host the same local rank; the message names them.
@@ -103,18 +103,18 @@ class HostTable:
         return cls(tuple(tuple(group) for group in groups.values()), tuple(facts))
 
     def divided(self, groups: Iterable[Iterable[int]]) -> "HostTable":
-        """Return the table in which the hosts are these groups of ranks."""
+        """Return a table with the same facts whose hosts are these groups of ranks."""
         return replace(self, ranks=tuple(sorted(tuple(sorted(group)) for group in groups)))
 
     @property
     def hosts(self) -> list[int]:
-        """By rank, the number of its host."""
+        """The number of each rank's host, by rank."""
         number = {rank: host for host, group in enumerate(self.ranks) for rank in group}
         return [number[rank] for rank in range(len(self.facts))]
 
     @property
     def names(self) -> list[str]:
-        """By host, its name for messages: no two have the same one."""
+        """The name of each host for messages, by host; no two are equal."""
         found = [self.facts[group[0]].node or self.facts[group[0]].name for group in self.ranks]
         return [
             name if found.count(name) == 1 else f"{name} ({name_ranks(group)})"
@@ -140,7 +140,7 @@ class HostTable:
         )
 
     def surprises(self) -> list[str]:
-        """Describe the ranks that the launcher put on one node and that are on different hosts here."""
+        """Describe the ranks that the launcher put on one node, but that are on different hosts in this table."""
         found = []
         nodes: dict[str, list[int]] = {}
         for rank, facts in enumerate(self.facts):

@@ -1,7 +1,7 @@
-"""The wake-up pipes of a job of several hosts: one for each rank, into which the ranks of its host write.
+"""The wake-up pipes of a job of several hosts: one for each rank; the ranks of its host write into it to wake it.
 
-A rank that waits for sockets cannot at the same time wait for shared memory, so it waits for its pipe. The others open
-it through ``/proc``; where that is forbidden, it is a named pipe in /dev/shm, unlinked as soon as all have opened it.
+``poll()`` cannot wait for shared memory, so a rank waits for its sockets and its pipe. The other ranks of the host open
+the pipe through ``/proc``; where that is forbidden, it is a named pipe in /dev/shm, unlinked once all have opened it.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from horovodlike._bootstrap import shared_memory
 from horovodlike._bootstrap.shared_memory import Exchange
 from horovodlike.errors import RendezvousError
 
-# Open for reading, too: else a process that wakes a rank that has exited would get SIGPIPE.
+# For reading, too: otherwise a write to the pipe of a rank that has exited would raise SIGPIPE.
 _WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass
 class WakeupPipes:
-    """The pipes of a host's ranks, none of which blocks.
+    """This rank's descriptors of the pipes of its host's ranks, all non-blocking.
 
     Attributes:
-        own: The end that this rank reads.
-        ends: By local rank, the ends to write to.
+        own: The read end of this rank's pipe.
+        ends: The write ends of all pipes, by local rank.
     """
 
     own: int = -1
@@ -47,11 +47,11 @@ def open_wakeup_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pid
         rendezvous: The connection to the other ranks.
         rank: This rank.
         ranks: The ranks of this host, in order.
-        pids: Their process ids.
+        pids: The process ids of these ranks.
 
     Raises:
-        RendezvousError: The ranks of a host cannot open each other's pipes; the message names them, the same one on
-            all ranks.
+        RendezvousError: The ranks of a host cannot open each other's pipes; the message names them and is the same
+            on all ranks.
     """
     problems = []
     for way, share in (("through /proc", _share_pipes), ("in /dev/shm", _share_named_pipes)):
@@ -106,7 +106,7 @@ def _share_named_pipes(
 
 
 class _Own:
-    """The report of this rank on its own part: its offer, or what went wrong."""
+    """This rank's report to the others: the offer of its pipe, or the error."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -120,7 +120,7 @@ class _Own:
             self.problem = str(error)
 
     def offer(self, fd: int, where: int | str) -> list[Any]:
-        """Return where to find the pipe, and how to tell that it is the right one."""
+        """Return the pipe's location, and the device and inode numbers that identify it; no items after an error."""
         if self.problem:
             return []
         found = os.fstat(fd)

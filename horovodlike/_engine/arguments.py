@@ -1,7 +1,8 @@
 """Checks of the arguments of collectives and wrappers, the same for all bindings.
 
-Each names the operation, the argument, what was given and what is meant. A caller that keeps what it has made of its
-arguments checks before it looks: to a dictionary, and so to `functools.lru_cache`, True, 1 and 1.0 are the same key.
+Each error names the operation, the argument, the value given and the values allowed. A caller that caches results by
+arguments checks these before it looks into the cache: for a dictionary, and so for `functools.lru_cache`, True, 1 and
+1.0 are the same key.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from horovodlike._engine.ops import ReduceOp
 from horovodlike.errors import UnsupportedReductionError
 
 MAX_NAME_BYTES = 4000
-"""Of the name of a tensor, in UTF-8. The engine takes 4096, of which its own additions to a name need a few."""
+"""The most bytes of a tensor's name, in UTF-8. The engine takes 4096; the package's additions to names need a few."""
 
 _MAX_COUNT = 2**63 - 1
 # Names of the reductions of torch.distributed and tf.distribute, which are not integers.
@@ -28,16 +29,16 @@ _SMALLEST, _LARGEST = int(min(ReduceOp)), int(max(ReduceOp))
 
 
 def called(operation: str, name: object) -> str:
-    """Return how messages call an operation: with the name that it was given, if any."""
+    """Return an operation as messages name it: with the name that it was given, if any."""
     return operation if name is None else f"{operation} {name!r}"
 
 
 def check_name(name: object, operation: str) -> None:
-    """Make sure that ranks can match an operation by this name; None stands for a counted one.
+    """Make sure that ranks can match an operation by this name; without a name (None), operations are counted.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It is empty or too long, or has characters that cannot be sent.
+        TypeError: The name is no string.
+        ValueError: The name is empty or too long, or has characters that cannot be sent.
     """
     if name is None:
         return
@@ -56,13 +57,13 @@ def check_name(name: object, operation: str) -> None:
 
 
 def reduce_op(op: Any, operation: str, *, adasum: bool = True) -> int:
-    """Return one of `hvd.Average`, `Sum` and so on; a member of another library's enumeration means what it is called.
+    """Return `hvd.Average`, `Sum` and so on as an integer; members of another library's enumeration count by name.
 
-    Those of torch.distributed are equal to integers that mean something else here: its SUM is 0, as is Average.
+    The members of torch.distributed equal integers that have other meanings here: its SUM is 0, as is Average.
 
     Raises:
-        UnsupportedReductionError: It is Adasum, of which this operation knows nothing.
-        ValueError: It is none of the known ones.
+        UnsupportedReductionError: `op` is Adasum, which this operation does not support.
+        ValueError: `op` is none of the known reductions.
     """
     if type(op) is not int:
         op = _known(op)
@@ -75,7 +76,7 @@ def reduce_op(op: Any, operation: str, *, adasum: bool = True) -> int:
 
 
 def op_of_average(op: int | None, average: bool, stacklevel: int = 4) -> int:
-    """Return what a script asks for in the old way, by `average`; `stacklevel` is that of the warning.
+    """Return the reduction that the deprecated argument `average` asks for; `stacklevel` is that of the warning.
 
     Raises:
         ValueError: `op` is given as well.
@@ -87,15 +88,15 @@ def op_of_average(op: int | None, average: bool, stacklevel: int = 4) -> int:
 
 
 def no_adasum(operation: str) -> str:
-    """Return the message for Adasum where it has no meaning."""
+    """Return the error message for Adasum in an operation that does not support it."""
     return f"{operation}: op must be one of hvd.Average, Sum, Min, Max and Product, got hvd.Adasum"
 
 
 def _known(op: Any) -> Any:
-    """Return an integer for what means one of the reductions, else the object itself."""
+    """Return the integer of a reduction in any accepted form; return any other object itself."""
     if isinstance(op, ReduceOp):
         return int(op)
-    member = getattr(op, "op", op)  # a torch.distributed.ReduceOp holds one of its own enumeration
+    member = getattr(op, "op", op)  # a torch.distributed.ReduceOp holds a member of its enumeration
     name = getattr(member, "name", None)
     if isinstance(name, str):
         return int(_BY_NAME[name]) if name in _BY_NAME else op
@@ -103,7 +104,7 @@ def _known(op: Any) -> Any:
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether a value is an integer, which NumPy's are as well, but no bool is."""
+    """Return whether a value is an integer of Python or NumPy; a bool is none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -112,11 +113,11 @@ def _shown(value: object) -> str:
 
 
 def factor(value: Any, argument: str, operation: str) -> float:
-    """Return a factor as a float.
+    """Check a factor, and return it as a float.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite.
+        TypeError: The value is no number.
+        ValueError: The value is not finite.
     """
     if type(value) is not float:
         if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -131,11 +132,11 @@ def factor(value: Any, argument: str, operation: str) -> float:
 
 
 def predivide_factor(value: Any, op: int, operation: str) -> float:
-    """Return the `gradient_predivide_factor` of a wrapper.
+    """Check the `gradient_predivide_factor` of a wrapper, and return it as a float.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite, or not positive, or `op` is not Average.
+        TypeError: The value is no number.
+        ValueError: The value is not finite or not positive; or it is not 1, and `op` is not Average.
     """
     chosen = factor(value, "gradient_predivide_factor", operation)
     if chosen <= 0:
@@ -146,10 +147,10 @@ def predivide_factor(value: Any, op: int, operation: str) -> float:
 
 
 def integer(value: Any, argument: str, operation: str) -> int:
-    """Return an integer, which NumPy's are as well, but no bool is.
+    """Return an integer of Python or NumPy as an ``int``; a bool is none.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The value is no integer.
     """
     if type(value) is int:
         return value
@@ -159,11 +160,11 @@ def integer(value: Any, argument: str, operation: str) -> int:
 
 
 def passes_per_step(value: Any, operation: str) -> int:
-    """Return the `backward_passes_per_step` of a wrapper.
+    """Check the `backward_passes_per_step` of a wrapper, and return it as an ``int``.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is not positive.
+        TypeError: The value is no integer.
+        ValueError: The value is not positive.
     """
     passes = integer(value, "backward_passes_per_step", operation)
     if passes <= 0:
@@ -172,11 +173,11 @@ def passes_per_step(value: Any, operation: str) -> int:
 
 
 def split_counts(values: Iterable[Any], size: int | None, operation: str) -> list[int]:
-    """Return how many rows of an alltoall go to each rank; with ``size`` None their number is checked elsewhere.
+    """Return how many rows of an alltoall go to each rank; if ``size`` is None, the caller checks their number.
 
     Raises:
-        TypeError: They are no sequence.
-        ValueError: There are more or fewer; or one is no integer or does not fit into 64 bits.
+        TypeError: The values are no sequence.
+        ValueError: There are not ``size`` values; or one is no integer or does not fit into 64 bits.
     """
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{operation}: splits must be a sequence of integers, one for each rank, got {_shown(values)}")
@@ -186,16 +187,16 @@ def split_counts(values: Iterable[Any], size: int | None, operation: str) -> lis
     for place, count in enumerate(counts):
         if not _is_integer(count):
             raise ValueError(f"{operation}: splits must be integers, got {_shown(count)} for place {place}")
-        if abs(count) > _MAX_COUNT:  # the engine refuses those that are negative, and names the tensor
+        if abs(count) > _MAX_COUNT:  # the engine refuses negative counts, and names the tensor
             raise ValueError(f"{operation}: splits must be from 0 to 2**63 - 1, got {count} for place {place}")
     return [int(count) for count in counts]
 
 
 def check_compression(compression: Any, operation: str) -> None:
-    """Make sure that something has what a `Compressor` has.
+    """Make sure that an object has the methods of a `Compressor`.
 
     Raises:
-        TypeError: It has not.
+        TypeError: A method is missing.
     """
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Location and versions of the libraries for GPUs that do not belong to the system."""
+"""The files and the versions of the GPU libraries: the CUDA driver and NCCL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class GpuLibraries:
     """The libraries for GPUs that this process finds.
 
     Attributes:
-        cuda_version: Of the driver: 12040 for 12.4; 0 if it cannot be used.
-        why_no_cuda: Why not.
-        num_gpus: How many GPUs this process sees; 0 if they were not counted.
-        nccl_version: 21903 for 2.19.3; 0 if it cannot be used.
-        why_no_nccl: Why not.
+        cuda_version: The CUDA version of the driver: 12040 for 12.4; 0 if it cannot be used.
+        why_no_cuda: The reason why the driver cannot be used; empty if it can.
+        num_gpus: The number of GPUs that this process sees; 0 if they were not counted.
+        nccl_version: The version of NCCL: 21903 for 2.19.3; 0 if it cannot be used.
+        why_no_nccl: The reason why NCCL cannot be used; empty if it can.
         nccl_file: The file of NCCL, as it was opened; empty if it was not.
     """
 
@@ -36,29 +36,29 @@ class GpuLibraries:
 
 
 def nccl_library(configured: str) -> str:
-    """Return the file of NCCL; imports nothing.
+    """Return the file of NCCL; does not import any package.
 
     Args:
-        configured: What the settings say, or an empty string.
+        configured: The file that the settings name, or an empty string.
 
     Returns:
-        That, or the library of the packages ``nvidia-nccl-cu*``, or an empty string: the loader must look for it.
+        That file; else the library of a package ``nvidia-nccl-cu*``; else an empty string: the loader must find it.
     """
     if configured:
         return configured
-    spec = importlib.util.find_spec("nvidia")  # a namespace, of which each package has a part
+    spec = importlib.util.find_spec("nvidia")  # a namespace package, of which each NVIDIA package has a part
     folders = spec.submodule_search_locations if spec is not None else None
     files = [Path(folder) / "nccl" / "lib" / "libnccl.so.2" for folder in folders or ()]
     return next((str(file) for file in files if file.exists()), "")
 
 
 def find(counts_gpus: bool = True) -> GpuLibraries:
-    """Open the libraries where the settings say. They stay open as long as this process lives.
+    """Open the libraries that the settings name. They stay open as long as this process lives.
 
     Args:
-        counts_gpus: CUDA is initialised, which shows whether it can be used, and the GPUs are counted. A process that
-            is forked later cannot use CUDA then, and what is set in ``CUDA_VISIBLE_DEVICES`` later has no effect.
-            False: only the driver's version is asked for.
+        counts_gpus: Initialise CUDA, which shows whether it can be used, and count the GPUs. After that, processes
+            that are forked cannot use CUDA, and changes of ``CUDA_VISIBLE_DEVICES`` have no effect. False: only read
+            the driver's version.
 
     Raises:
         ConfigError: A setting has a value that cannot be used.
@@ -79,7 +79,7 @@ def find(counts_gpus: bool = True) -> GpuLibraries:
 
 
 def _opened(beginning: str) -> str:
-    """Return the file of a library that the loader has found."""
+    """Return the file of a loaded library, given the beginning of its name; empty if there is none."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         _, slash, rest = line.partition("/")
         if slash and rest.rpartition("/")[2].startswith(beginning):

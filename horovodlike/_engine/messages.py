@@ -1,8 +1,8 @@
-"""Messages from one rank to another, on memory: what point-to-point functions of the bindings are built on.
+"""Messages from the memory of one rank to that of another: the base of the bindings' point-to-point functions.
 
 The memory of a message is read or written by the engine until its handle is complete: the caller keeps it alive and
-leaves it alone. Handles are those of :mod:`horovodlike._engine.ops`, whose `poll`, `wait`, `wait_all` and `give_up`
-take them, too. All functions may be called from any thread.
+does not access it. Functions of :mod:`horovodlike._engine.ops` take the handles, too: `poll`, `wait`, `wait_all` and
+`give_up`. All functions may be called from any thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ANY_SOURCE: int = lib.HVL_ANY_SOURCE  # the peer of a receive that takes a messa
 
 
 class Received(NamedTuple):
-    """The message that a receive has got.
+    """The source and the size of a received message.
 
     Attributes:
-        source: The global rank that has sent it.
-        num_bytes: Its size.
+        source: The global rank that has sent the message.
+        num_bytes: The size of the message.
     """
 
     source: int
@@ -29,19 +29,19 @@ class Received(NamedTuple):
 
 
 def send(address: int, num_bytes: int, dtype: int, *, peer: int, tag: int, process_set: int = 0) -> int:
-    """Send memory to a rank, which may be this one, and return at once.
+    """Start to send memory to a rank, which may be this one, and return at once.
 
     Args:
-        address: Where the elements begin.
-        num_bytes: Their size; may be 0.
-        dtype: Their `DType`.
-        peer: The global rank that receives them.
-        tag: From 0 to 2**62. Messages of one tag and process set to one rank are received in their order.
+        address: The address of the elements.
+        num_bytes: The size of all elements; may be 0.
+        dtype: The `DType` of the elements.
+        peer: The global rank that receives the message.
+        tag: From 0 to 2**62. Messages of one tag and process set to one rank are received in the order of the sends.
         process_set: Id of a process set of which both ranks are members.
 
     Returns:
-        A handle. It is complete when the memory is not needed any more: for a large message that is when it has been
-        received. Its wait raises what :func:`receive` lists, except `MismatchError`.
+        A handle. It is complete when the memory is not needed any more: for a large message, when the message has been
+        received. A wait for it raises the errors of a wait for a :func:`receive`, except `MismatchError`.
 
     Raises:
         ValueError: An argument does not fit the job.
@@ -52,18 +52,18 @@ def send(address: int, num_bytes: int, dtype: int, *, peer: int, tag: int, proce
 
 
 def receive(address: int, num_bytes: int, dtype: int, *, peer: int, tag: int, process_set: int = 0) -> int:
-    """Receive a message of a rank into memory, and return at once.
+    """Start to receive a message from a rank into memory, and return at once.
 
     Args:
-        address: Where the elements go.
-        num_bytes: Their size, which is that of the message.
-        dtype: Their `DType`, which is that of the message.
-        peer: The global rank that sends them, or `ANY_SOURCE`.
-        tag: That of the message.
-        process_set: That of the message.
+        address: The address of the memory for the elements.
+        num_bytes: The size of the message.
+        dtype: The `DType` of the message.
+        peer: The global rank that sends the message, or `ANY_SOURCE`.
+        tag: The tag of the message.
+        process_set: The id of the message's process set.
 
     Returns:
-        A handle, for :func:`wait_message` too. Its wait raises `MismatchError` if the message has another size or
+        A handle, also for :func:`wait_message`. A wait for it raises `MismatchError` if the message has another size or
         dtype, `ValueError` if the process set does not have the ranks or is removed, and `HorovodInternalError` if the
         job is broken or shut down.
 
@@ -76,7 +76,7 @@ def receive(address: int, num_bytes: int, dtype: int, *, peer: int, tag: int, pr
 
 
 def wait_message(handle: int) -> Received:
-    """Block until a receive is complete, consume its handle, and return which message it has got.
+    """Block until a receive is complete, consume its handle, and return the source and the size of the message.
 
     Raises:
         MismatchError: The message has another size or dtype than the receive.

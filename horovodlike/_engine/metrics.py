@@ -1,7 +1,7 @@
 """Numbers about this rank's work: counters, stragglers, and the last collectives.
 
 All functions may be called from any thread, also while a collective hangs and after the job was broken, until
-``shutdown()``. To read costs microseconds; to count costs two looks at the clock for each batch.
+``shutdown()``. Reading takes microseconds; counting reads the clock twice for each batch.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ _NANOSECONDS = 1e9
 
 
 class Straggler(TypedDict):
-    """The waits of the other ranks for one."""
+    """The time that the other ranks have waited for one rank."""
 
     times_late: int
-    """That it was ready with a tensor a millisecond or more after the first rank, and was the last one."""
+    """How often this rank was the last one to have a tensor ready, a millisecond or more after the first rank."""
     seconds_waited_for: float
-    """From when the first rank was ready to when this one was, wherever it was the last one; tensors that are waited
-    for at the same time count once."""
+    """The time from the first ready rank to this one, over all tensors for which this one was the last. Time in which
+    several tensors are waited for counts once."""
 
 
 class Metrics(TypedDict):
-    """The result of :func:`metrics`; times are sums."""
+    """The result of :func:`metrics`. Times are sums, in seconds."""
 
     bytes: int
-    """Of the tensors of all requests that are complete."""
+    """The number of bytes of the tensors of all complete requests."""
     requests: int
-    """That are complete, also with an error."""
+    """The number of complete requests, including those that failed."""
     executed: int
-    """Requests that were part of a batch."""
+    """The number of requests that were part of a batch."""
     batches: int
-    """What they were executed as; one batch can hold many allreduces."""
+    """The number of batches in which these requests were executed; one batch can hold many allreduces."""
     negotiated_in_full: int
-    """Requests that were described in full, as the ranks had not agreed on them before."""
+    """The number of requests that were described in full, because the ranks had not agreed on them before."""
     negotiation_seconds: float
-    """From enqueue to the begin of the batch, of all executed requests: until all ranks were ready, and the batches
-    before were done."""
+    """The time of all executed requests from enqueue to the begin of the batch: until all ranks were ready, and the
+    batches before were done."""
     execution_seconds: float
-    """Of all batches."""
+    """The time of all batches from begin to end."""
     peer_wait_seconds: float
-    """Of that, waiting for other ranks to get on."""
+    """The part of ``execution_seconds`` in which this rank waited for other ranks."""
     shared_memory_bytes: int
-    """Of this host, divided by its ranks."""
+    """The number of bytes of shared memory of this host, divided by the number of its ranks."""
     stragglers: list[Straggler]
-    """By rank, the same on all ranks."""
+    """The straggler statistics of each rank, by rank: of those on the first host, and only there; else zeros."""
 
 
 class CollectiveRecord(TypedDict):
     """One collective that this rank took part in. Times are in seconds since the epoch."""
 
     number: int
-    """Counts the job's collectives: the same on all ranks, so that their records can be laid side by side."""
+    """The number of this collective in the job; the same on all ranks, so that their records can be compared."""
     kind: str
     name: str
-    """Of the first request, cut to 67 bytes."""
+    """The name of the first request, cut to 67 bytes."""
     requests: int
     bytes: int
     process_set: int
     enqueued: float
-    """The first of the requests on this rank."""
+    """When the first of the requests was enqueued on this rank."""
     begun: float
     ended: float | None
-    """None: it has not ended."""
+    """None if the collective has not ended."""
 
 
 def metrics() -> Metrics:
-    """Return what this rank's engine has done since ``init()``; zeros if it does not run.
+    """Return the counters of this rank's engine since ``init()``; zeros if it does not run.
 
     Example:
-        The share of the time that this rank's tensors waited for the slowest rank is in ``negotiation_seconds``; which
-        rank that is shows ``max(range(hvd.size()), key=lambda r: metrics()["stragglers"][r]["seconds_waited_for"])``.
+        ``negotiation_seconds`` includes the time that this rank's tensors waited for the slowest rank. The slowest rank
+        is ``max(range(hvd.size()), key=lambda r: metrics()["stragglers"][r]["seconds_waited_for"])``.
     """
     count = counters()
     num_ranks = count["ranks"]
@@ -101,8 +101,8 @@ def metrics() -> Metrics:
 def flight_recorder() -> list[CollectiveRecord]:
     """Return the last collectives of this rank, the oldest first; ``HOROVODLIKE_FLIGHT_RECORDER_SIZE`` at most.
 
-    The one that is under way has no end. What waits for other ranks has not begun, and is not here: the file that is
-    written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) has it.
+    A collective that still runs has no end. Requests that wait for other ranks have not begun and are not included; the
+    file that is written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) lists them.
     """
     native: Any = lib.hvl_get_collective_records()
     if native == ffi.NULL:

@@ -1,4 +1,4 @@
-"""Communicators of mpi4py, which scripts give where ranks are asked for. MPI itself carries nothing here."""
+"""Communicators of mpi4py, which scripts may give in place of lists of ranks. MPI moves no data here."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["check_comm", "is_communicator", "ranks_of"]
 
 
 def is_communicator(given: Any) -> bool:
-    """Return whether it is one of mpi4py's; does not import mpi4py."""
+    """Return whether an object is a communicator of mpi4py; does not import mpi4py."""
     return hasattr(given, "Get_group")
 
 
 def ranks_of(communicator: Any) -> list[int]:
-    """Return the ranks of the job that a communicator of mpi4py has, in its order.
+    """Return the ranks of the job that a communicator of mpi4py has, in the communicator's order.
 
     Raises:
-        ValueError: MPI did not start the ranks of this job, or it has a process that is no rank.
+        ValueError: MPI did not start the job's ranks, or the communicator is null or has a process that is no rank.
     """
     from mpi4py import MPI
 
@@ -43,11 +43,11 @@ def ranks_of(communicator: Any) -> list[int]:
 
 
 def check_comm(comm: Any) -> None:
-    """Accept what stands for all ranks of the job: None, no ranks, a list of all, or a communicator of all.
+    """Make sure that an argument stands for all ranks: None, an empty list, or a list or communicator of all.
 
     Raises:
-        NotImplementedError: It has not all ranks, or in another order.
-        ValueError: It is no list of ranks of the job and no communicator.
+        NotImplementedError: Ranks are missing, or in another order.
+        ValueError: The argument is neither a list of ranks of the job nor a communicator.
     """
     if comm is None:
         return

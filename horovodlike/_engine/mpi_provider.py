@@ -1,11 +1,11 @@
-"""MPI as what moves the data of collectives: the functions of ``hvl_external`` (hvl.h), through mpi4py.
+"""MPI as the data plane of collectives: the functions of ``hvl_external`` (hvl.h), implemented with mpi4py.
 
 The engine's thread calls them, one at a time and on all members of a team in the same order. They begin MPI's
-nonblocking collectives, so the engine can look after its peers meanwhile. Our messages never meet the user's: they
-have a duplicate of ``MPI.COMM_WORLD``, and a communicator of its own for each team, made when the team is first seen
-and kept as long as the process lives. No exception leaves these functions; the engine gets its text.
+nonblocking collectives, so the engine can watch its peers meanwhile. The engine's messages cannot be confused with the
+script's: they use a duplicate of ``MPI.COMM_WORLD``, and one more communicator for each smaller team, made when the
+team is first seen and kept as long as the process lives. No exception leaves these functions; the engine gets its text.
 
-Importing this module imports no mpi4py; :func:`load` does, which initialises MPI.
+Importing this module does not import mpi4py; :func:`load` imports it, which initialises MPI.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _REMEDY = "or leave HOROVODLIKE_CPU_OPERATIONS (HOROVOD_CPU_OPERATIONS, hvdrun -
 
 
 def is_installed() -> bool:
-    """Return whether there is mpi4py; does not import it, so MPI stays as it is."""
+    """Return whether mpi4py is installed; does not import it, because the import initialises MPI."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 class Library:
-    """The MPI library of this process, initialised; there is one."""
+    """The initialised MPI library of this process; there is only one."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
@@ -53,7 +53,7 @@ class Library:
 
     @property
     def supports_threads(self) -> bool:
-        """Whether several threads may call MPI at the same time."""
+        """True if several threads may call MPI at the same time."""
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
     @property
@@ -62,15 +62,15 @@ class Library:
         return " ".join(self._mpi.Get_library_version().partition("\n")[0].partition(",")[0].split()).rstrip("\0")
 
     def check(self, place: RankInfo, threads_disabled: bool) -> None:
-        """See whether MPI can carry this job. Not collective.
+        """Make sure that MPI can move the data of this job. Not collective.
 
         Args:
-            place: This process's place in the job.
-            threads_disabled: The script says that it does not call MPI beside the engine.
+            place: The rank info of this process.
+            threads_disabled: True if the user states that the script does not call MPI while the engine does.
 
         Raises:
-            ConfigError: MPI did not start this job's ranks, or lets one thread only call it.
-            HorovodInternalError: A job that used it is broken.
+            ConfigError: MPI did not start this job's ranks, is not initialised, or lets only one thread call it.
+            HorovodInternalError: An earlier job that used MPI has broken.
         """
         mpi = self._mpi
         if self.broken:
@@ -106,7 +106,7 @@ class Library:
             )
 
     def connect(self) -> Any:
-        """Give the functions for ``hvl_config.external``. Collective: all ranks of the job call it.
+        """Return the functions for ``hvl_config.external``. Collective: all ranks of the job call it.
 
         Returns:
             An ``hvl_external *``, which lives as long as this object.
@@ -117,14 +117,14 @@ class Library:
         return self._external
 
     def _abort_if_broken(self) -> None:
-        """Abort MPI after a broken job: to finalise it would wait for lost ranks, and for what they never sent."""
+        """Abort MPI after a broken job: to finalise it would wait for lost ranks and for what they never sent."""
         if self.broken and self._pid == os.getpid() and not self._mpi.Is_finalized():
             sys.stdout.flush()
             sys.stderr.flush()
             self._mpi.COMM_WORLD.Abort(1)
 
     def communicator(self, team: Any) -> MPI.Intracomm:
-        """Return the team's own communicator; the members alone make it, at the same point of the log on each."""
+        """Return the communicator of a team. Only the members create it, each one at the same point of the log."""
         assert self._world is not None
         if team.size == self._world.size:
             return self._world
@@ -138,21 +138,21 @@ class Library:
         return self._teams[ranks]
 
     def memory(self, address: Any, num_bytes: int) -> Any:
-        """Return a buffer of MPI's on memory of the engine's."""
+        """Return an mpi4py buffer over memory that the engine has passed."""
         return self._mpi.buffer.fromaddress(int(ffi.cast("uintptr_t", address)), num_bytes)
 
     def floats(self, address: Any, count: int, dtype: int) -> list[Any]:
-        """Describe elements of one of the types that MPI adds up."""
+        """Describe float32 or float64 elements for MPI, which adds up these types only."""
         datatype, num_bytes = self._datatypes[dtype]
         return [self.memory(address, count * num_bytes), count, datatype]
 
     def blocks(self, address: Any, counts: list[int]) -> list[Any]:
-        """Describe one block of bytes for each member, one after the other."""
+        """Describe consecutive blocks of bytes for MPI, one block for each member."""
         return [self.memory(address, sum(counts)), counts, self._mpi.BYTE]
 
     @property
     def in_place(self) -> Any:
-        """The stand-in for the send buffer where it equals the receive buffer."""
+        """MPI's ``IN_PLACE``, in place of a send buffer that equals the receive buffer."""
         return self._mpi.IN_PLACE
 
     def begin(self, team: Any, start: Callable[[MPI.Intracomm], MPI.Request]) -> int:
@@ -181,7 +181,7 @@ class Library:
     def _guarded(self, call: Callable[[], int]) -> int:
         try:
             return call()
-        except BaseException as error:  # whatever it is, it cannot go up into C
+        except BaseException as error:  # no exception may propagate into C
             self._error = ffi.new(
                 "char[]", f"a collective through MPI failed: {error or type(error).__name__}".encode()
             )
@@ -189,7 +189,7 @@ class Library:
 
     @property
     def error(self) -> Any:
-        """Why the last call failed, as a C string."""
+        """The reason why the last call failed, as a C string."""
         return self._error
 
 
@@ -274,13 +274,13 @@ _library: Library | None = None
 
 
 def load(threads_disabled: bool) -> Library:
-    """Initialise MPI, unless that has been done. All processes that MPI has started call it.
+    """Initialise MPI, unless that has been done. All processes that MPI has started call this.
 
-    MPI waits for all of them then, with the interpreter's lock: no thread of this process may be needed by the others,
-    so call it before there is a rendezvous server.
+    MPI waits for all of them while it holds the interpreter's lock, so that no other thread of this process runs. Call
+    this before this process runs a rendezvous server, which the other ranks would need.
 
     Args:
-        threads_disabled: Do not ask MPI to let several threads call it.
+        threads_disabled: Ask MPI only for support of calls by one thread at a time.
 
     Returns:
         The library, the same one each time.

@@ -1,9 +1,9 @@
-"""Collective operations on memory: what the framework bindings are built on.
+"""Collective operations on memory: the base of the framework bindings.
 
 A binding describes an operation once (:class:`Request`), enqueues it with addresses, and waits for the handle. All
 functions may be called from any thread. Memory that is handed to :meth:`Request.enqueue` is read and written by the
-engine until :func:`wait` returns: the caller keeps it alive and leaves it alone. Memory of a GPU is, until the GPU has
-done what the request stands for: when :func:`wait` has returned, or in the order of the stream that waits for it.
+engine until :func:`wait` returns: the caller keeps it alive and does not access it. Memory of a GPU is in use until the
+GPU has done the request's work: it is free after :func:`wait`, and for a stream's later work after `wait_on_stream`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovodlike._engine.native import ffi, lib
-from horovodlike._engine.requests import *  # bindings take them from this module as well
+from horovodlike._engine.requests import *  # bindings import these names from this module
 from horovodlike._engine.types import *
 from horovodlike.errors import HorovodInternalError
 
-# By name and description: requests that the next call of the same resumes.
+# By name and `what`: handles of interrupted requests, which the next equal call of `carry_out_once` resumes.
 _interrupted: dict[tuple[str, object], int] = {}
 
 
 def has_ended() -> HorovodInternalError | None:
-    """Return the error that every request gets since the job is broken or shut down; None if it is not.
+    """Return the error that every request gets after the job has broken or was shut down; None before that.
 
-    For bindings of frameworks that make exceptions of their own of the engine's. None without ``init()``, too.
+    For bindings of frameworks that turn the engine's errors into their own. None without ``init()``, too.
     """
     status = lib.hvl_job_status()
     error = ERRORS.get(status)
@@ -45,12 +45,12 @@ def is_known(handle: int) -> bool:
 
 
 def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = None) -> list[Output]:
-    """Enqueue a request, such as a barrier, and wait for it. If that is interrupted it counts as made.
+    """Enqueue a request, such as a barrier, and wait for it. If the wait is interrupted, the request counts as made.
 
     Args:
         request: The request. The engine allocates its outputs, if it has any.
         inputs: Address of each tensor's memory.
-        memory: What keeps it.
+        memory: An object that keeps this memory alive.
 
     Raises:
         MismatchError: The ranks do not agree about the request.
@@ -69,14 +69,14 @@ def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = Non
 
 
 def carry_out_once(request: Request, what: object) -> list[Output]:
-    """Do as :func:`carry_out`, but have the next call resume an interrupted one, whose result would be lost else.
+    """Do as :func:`carry_out`, but resume the request if an equal call was interrupted: its result is not lost.
 
     Args:
         request: The request.
-        what: Tells it from others of its name.
+        what: Distinguishes the request from others of its name.
     """
     handle = _interrupted.pop((request.name, what), 0)
-    if not is_known(handle):  # of a job before
+    if not is_known(handle):  # none, or one of a previous job
         handle = request.enqueue([], [])
     try:
         return wait(handle)
@@ -86,7 +86,7 @@ def carry_out_once(request: Request, what: object) -> list[Output]:
 
 
 def forget_interrupted() -> None:
-    """Drop interrupted calls that nothing has resumed: the job is over."""
+    """Drop the interrupted requests that no call has resumed: the job is over."""
     while _interrupted:
         forget(_interrupted.popitem()[1])
 
@@ -111,9 +111,8 @@ def wait(handle: int) -> list[Output]:
         handle: From :meth:`Request.enqueue`.
 
     Returns:
-        What the engine allocated: one output per tensor of an allgather; per tensor of an alltoall the rows and how
-        many came from each member; of a join the last rank and of the addition of a process set its id, as an int64
-        each.
+        The outputs that the engine allocated. Allgather, gather: one per tensor. Alltoall: per tensor the rows, and how
+        many came from each member. Join: the last rank; addition of a process set: its id; both as an int64.
 
     Raises:
         MismatchError: The ranks do not agree about the request.
@@ -125,7 +124,7 @@ def wait(handle: int) -> list[Output]:
     count = ffi.new("int32_t *")
     try:
         status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, outputs, count)
-    finally:  # they are ours from now on, also where a signal handler has raised
+    finally:  # the engine has handed them over, even if a signal handler has raised
         array = ffi.gc(outputs[0], lib.hvl_free) if count[0] else ()
         adopted = [_adopt(array[index]) for index in range(count[0])]
     check(status)
@@ -133,7 +132,7 @@ def wait(handle: int) -> list[Output]:
 
 
 def wait_done(handle: int) -> None:
-    """Do as :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
+    """Do as :func:`wait`, for a request of which the engine allocates no outputs, at a fraction of the cost."""
     status = lib.hvl_try_wait(handle)
     if status == lib.HVL_IN_PROGRESS:
         status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
@@ -149,7 +148,7 @@ def wait_until_complete(handle: int) -> None:
 
 
 def wait_within(handle: int, seconds: float) -> bool:
-    """Do as :func:`wait_until_complete` for so many seconds at most; return whether the request is complete."""
+    """Do as :func:`wait_until_complete`, but for ``seconds`` at most; return whether the request is complete."""
     deadline = time.monotonic() + seconds
     while True:
         hand_over()
@@ -165,7 +164,7 @@ def wait_within(handle: int, seconds: float) -> bool:
 
 
 def take_copy(handle: int, address: int) -> None:
-    """Write the result of a request on a copy, which is complete, to the address, and consume the handle.
+    """Write the result of a complete request, made on the engine's copy of a tensor, to memory; consume the handle.
 
     Raises:
         HorovodInternalError: The request failed.
@@ -177,7 +176,7 @@ def take_copy(handle: int, address: int) -> None:
 def wait_on_stream(handle: int, stream: GpuStream) -> None:
     """Block until a request on a GPU is complete, consume the handle, and have a stream wait for the result.
 
-    The host does not wait for the GPU. What the stream is given from now on finds the result.
+    The host does not wait for the GPU. Work that the stream is given from now on runs after the result is there.
 
     Raises:
         MismatchError: The ranks do not agree about the request.
@@ -194,11 +193,11 @@ def _adopt(native: Any) -> Output:
 
 
 def wait_all(handles: Sequence[int], stream: GpuStream | None = None) -> None:
-    """Block until all requests (no allgathers) are complete, and consume their handles.
+    """Block until all requests are complete, and consume their handles. Outputs that the engine allocated are dropped.
 
     Args:
-        handles: They may be of tensors on the CPU and on a GPU.
-        stream: Waits for the results on the GPU, as by :func:`wait_on_stream`. None: the host does.
+        handles: The handles, of tensors on the CPU and on a GPU.
+        stream: The stream that waits for results on the GPU, as by :func:`wait_on_stream`. None: the host waits.
 
     Raises:
         MismatchError: The ranks do not agree about a request; the first failure, in the order given, is raised.

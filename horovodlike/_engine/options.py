@@ -24,7 +24,7 @@ def check(settings: Config) -> None:
     """Refuse settings that contradict each other.
 
     Raises:
-        ConfigError: Data cannot be sealed as the settings want it to be.
+        ConfigError: The settings ask for sealed data, but MPI moves the data.
     """
     if settings.seal_data and settings.cpu_operations == "mpi":
         raise ConfigError(
@@ -34,13 +34,13 @@ def check(settings: Config) -> None:
 
 
 def segment_bytes(settings: Config, place: RankInfo) -> int:
-    """Return how much shared memory the ranks of this host need."""
+    """Return the number of bytes of shared memory that the ranks of this host need."""
     return int(lib.hvl_segment_bytes(describe(settings, place, processors=1)))
 
 
 def start(settings: Config, native: Any, joined: JobContext) -> None:
-    """Start the engine with what :func:`describe` has made and what the ranks have found."""
-    kept = [_describe_hosts(settings, native, joined)]  # memory that lives as long as it is pointed to
+    """Start the engine with the options of :func:`describe` and the results of the bootstrap."""
+    kept = [_describe_hosts(settings, native, joined)]  # memory that must live until hvl_init() has copied it
     pids = ffi.new("int32_t[]", joined.pids)
     native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
     native.segment_fd = joined.segment_fd
@@ -58,7 +58,7 @@ def start(settings: Config, native: Any, joined: JobContext) -> None:
 
 
 def _describe_hosts(settings: Config, native: Any, joined: JobContext) -> list[Any]:
-    """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
+    """Set the engine's options for a job of several hosts; return the memory to which they point."""
     if joined.wakeup_pipes is None:  # one host
         return []
     if settings.seal_data:
@@ -78,10 +78,10 @@ def _describe_hosts(settings: Config, native: Any, joined: JobContext) -> list[A
 
 
 def _sealed_gpu_operations(settings: Config) -> int:
-    """Return what moves tensors on GPUs in a job of several hosts whose data is sealed.
+    """Return the `hvl_gpu_operations` of a job of several hosts whose data is sealed: staging.
 
     Raises:
-        ConfigError: It would be NCCL.
+        ConfigError: The setting asks for NCCL, whose data between hosts is not sealed.
     """
     if settings.gpu_operations == "nccl":
         raise ConfigError(
@@ -95,15 +95,15 @@ def _sealed_gpu_operations(settings: Config) -> int:
 def _overlaps(settings: Config, place: RankInfo, processors: int) -> bool:
     if settings.overlap != "auto":
         return settings.overlap == "always"
-    # Do the framework's threads of this host's ranks leave a processor to the engines?
+    # Requests overlap with computation if the framework threads of this host's ranks leave a processor to the engines.
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    # Without this variable, frameworks start as many as the process has processors.
+    # Without this variable, frameworks start as many threads as the process has processors.
     per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
     return place.local_size * max(per_rank, 1) < processors
 
 
 def describe(settings: Config, place: RankInfo, processors: int) -> Any:
-    """Return an ``hvl_config *`` with all that does not need the other ranks."""
+    """Return an ``hvl_config *`` with all options that do not depend on the other ranks."""
     warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
     return ffi.new(
         "hvl_config *",

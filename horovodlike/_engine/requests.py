@@ -1,4 +1,4 @@
-"""Requests to the engine: operations, described once and enqueued any number of times, and what they wait for."""
+"""Requests to the engine: operations that are described once and enqueued any number of times, and waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchErr
 
 IN_PROGRESS: int = lib.HVL_IN_PROGRESS  # the status of a request that is not complete
 
-# Kinds whose outputs the engine allocates, or which have none.
+# Kinds of requests that take no addresses of outputs: the engine allocates these, or there are none.
 _WITHOUT_OUTPUTS = frozenset(Kind) - {
     Kind.ALLREDUCE,
     Kind.BROADCAST,
@@ -28,7 +28,7 @@ class Output:
     """A tensor that the engine allocated.
 
     Attributes:
-        memory: An object with the buffer protocol, which keeps the memory alive.
+        memory: An object with the buffer protocol; it keeps the memory alive.
         shape: Extents by dimension.
         dtype: The element type.
     """
@@ -55,13 +55,13 @@ ERRORS: dict[int, type[Exception]] = {
 
 
 def text_of(native: Any) -> str:
-    """Return a C string of the engine's."""
+    """Return a C string of the engine as a ``str``."""
     text: str = ffi.string(native).decode(errors="replace")
     return text
 
 
 def check(status: int) -> None:
-    """Raise the exception that stands for a status of the engine's, unless it is HVL_OK.
+    """Raise the exception for a status of the engine, unless it is HVL_OK.
 
     Raises:
         ValueError: The call is wrong on this rank alone (also: not initialised).
@@ -76,24 +76,24 @@ def check(status: int) -> None:
 
 _before_waiting: list[Callable[[], None]] = []
 
-# By handle: what keeps the memory of requests whose callers have stopped waiting.
+# By handle of each request whose caller has stopped waiting: an object that keeps the memory of the request alive.
 _given_up: dict[int, object] = {}
 
 WAIT_SLICE_SECONDS = 1.0
-"""A wait without end lets Python run its signal handlers this often."""
+"""A wait in the engine returns after this time, so that Python can run its signal handlers; then it is repeated."""
 
 # By thread: the exception of a signal handler that ran while the thread allocated; the thread's wait raises it.
 _interruptions: dict[int, BaseException] = {}
 
 
 def raise_interruption() -> None:
-    """Raise what the handler of a signal has raised while this thread allocated outputs."""
+    """Raise the exception of a signal handler that ran while this thread allocated outputs, if there is one."""
     if _interruptions and threading.get_ident() in _interruptions:
         raise _interruptions.pop(threading.get_ident())
 
 
 class _Source:
-    """The part of an `Allocation` that the engine's call for memory reaches. No way back: that would be a cycle."""
+    """The part of an `Allocation` to which the engine's callback refers; a reference back would be a cycle."""
 
     def __init__(self, allocate: Callable[[int, tuple[int, ...], DType], int]) -> None:
         self.allocate = allocate
@@ -101,14 +101,14 @@ class _Source:
 
 
 class Allocation:
-    """Memory for the outputs of a request on a GPU, which its caller finds when the engine knows their shapes.
+    """The callback that allocates the outputs of a request on a GPU, once the engine knows their shapes.
 
-    To be kept alive like the memory of the request.
+    Keep it alive as long as the memory of the request.
 
     Args:
         allocate: Called with the number of an output, its shape and its dtype; returns the address of memory for it.
-            Any thread of the process may call it, since it is the engine that does, or a thread that waits for some
-            request. It may neither wait nor call ``shutdown()``. If it raises, the job is broken.
+            Any thread of the process may call it: the engine's, or one that waits for some request. The function may
+            neither wait nor call ``shutdown()``. If it raises an error, the job is broken.
     """
 
     __slots__ = ("_handle", "_source", "callbacks")
@@ -120,17 +120,17 @@ class Allocation:
 
     @property
     def failure(self) -> Exception | None:
-        """The exception that `allocate` has raised."""
+        """The exception that `allocate` has raised, or None."""
         return self._source.failure
 
 
 class Destinations:
-    """Memory of the caller's for the outputs of an allgather or alltoall, which have the sizes that it expects.
+    """The caller's memory for the outputs of an allgather or alltoall, for a caller that knows their sizes.
 
-    To be kept alive like the memory of the request. On a GPU, an `Allocation` asks it for the memory by `place`.
+    Keep it alive as long as the memory of the request. On a GPU, an `Allocation` asks it for the memory by `place`.
 
     Args:
-        memory: Of each output, the address and the number of bytes.
+        memory: The address and the number of bytes of each output.
     """
 
     __slots__ = ("_expected", "_places", "callbacks")
@@ -143,7 +143,7 @@ class Destinations:
         self.callbacks = ffi.new("hvl_callbacks *", {"allocate": place, "context": self._places})
 
     def __del__(self) -> None:
-        """Free the memory of outputs of other sizes."""
+        """Free the memory that the engine allocated for outputs of unexpected sizes."""
         for index, expected in enumerate(self._expected):
             if self._places[index].num_bytes != expected:
                 lib.hvl_free(self._places[index].data)
@@ -152,7 +152,7 @@ class Destinations:
         """Return the address of the memory for an output.
 
         Returns:
-            None if the output has another size than expected, which `check` will say.
+            The address; None if the output has another size than expected, for which `check` raises an error.
         """
         if num_bytes == self._expected[index]:
             return int(ffi.cast("uintptr_t", self._places[index].data))
@@ -163,7 +163,7 @@ class Destinations:
         """Make sure that the outputs had the sizes that were expected, once the request is complete.
 
         Raises:
-            MismatchError: One had not, and is lost.
+            MismatchError: An output had another size, and is lost.
         """
         for index, expected in enumerate(self._expected):
             found = self._places[index].num_bytes
@@ -183,8 +183,8 @@ def hvl_allocate_output(context: Any, index: int, output: Any) -> Any:
         source.failure = error
         return ffi.NULL
     except BaseException as interruption:
-        # The handler of a signal has raised because this thread happens to run Python. That interrupts the wait,
-        # not the collective, which the other ranks continue.
+        # A signal handler has raised this, because this thread happens to run Python. It must interrupt the thread's
+        # wait, but not the collective, which the other ranks continue.
         _interruptions[threading.get_ident()] = interruption
         return hvl_allocate_output(context, index, output)
     return ffi.cast("void *", address) if output.num_bytes else context  # null would mean that there is no memory
@@ -193,20 +193,23 @@ def hvl_allocate_output(context: Any, index: int, output: Any) -> Any:
 def before_waiting(hand_over: Callable[[], None]) -> None:
     """Have ``hand_over`` called before a thread waits for a result, or polls for one.
 
-    For bindings that hold requests back until then, when the engine should get all that is ready: other ranks may need
-    it to get to what this thread waits for. It is called by any thread, and often.
+    For bindings that defer requests: before a wait the engine must get all requests that are ready, since other ranks
+    may need them to reach the request that this thread waits for. Any thread calls ``hand_over``, and often.
     """
     _before_waiting.append(hand_over)
 
 
 def hand_over() -> None:
-    """Do what was asked for with :func:`before_waiting`; for bindings that wait by themselves."""
+    """Call the functions registered by :func:`before_waiting`; for bindings that wait without this module."""
     for hand_over in _before_waiting:
         hand_over()
 
 
 def until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
-    """Repeat a wait of the C API, which returns now and then for Python's signal handlers; return its status."""
+    """Repeat a wait of the C API while it returns `HVL_IN_PROGRESS`, and return the last status.
+
+    Each wait ends after a time slice, or at a signal, so that Python can run its signal handlers.
+    """
     status: int = lib.HVL_IN_PROGRESS
     while status == lib.HVL_IN_PROGRESS:
         hand_over()
@@ -219,20 +222,20 @@ def forget(handle: int) -> bool:
     """Consume a handle for which no thread waits, and drop the result, unless its memory is still in use.
 
     Returns:
-        Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
+        True if the memory is free: neither the engine nor a GPU uses it any more. Also True for an unknown handle.
     """
     return bool(lib.hvl_try_wait(handle) != lib.HVL_IN_PROGRESS)
 
 
 def give_up(handle: int, memory: object) -> None:
-    """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
+    """Give up a request whose wait was ended by a signal handler, as by Ctrl-C, if its caller has no handle.
 
     The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
-    same name waits for that.
+    same name waits until then.
 
     Args:
-        handle: The request's; it may be complete by now.
-        memory: What keeps its memory alive, for as long as the engine may use it.
+        handle: The handle of the request, which may be complete by now.
+        memory: An object that keeps the memory of the request alive; it is kept as long as the engine may use it.
     """
     _given_up[handle] = memory
     for each in list(_given_up):
@@ -241,20 +244,20 @@ def give_up(handle: int, memory: object) -> None:
 
 
 def wait_for_given_up(handle: int) -> bool:
-    """Wait until a request is complete that was given up; False, at once, if it was not."""
+    """Wait until a request that was given up is complete; return False, at once, if it was not given up."""
     if handle not in _given_up:
         return False
-    until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error was for its caller
+    until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error is ignored
     _given_up.pop(handle, None)
     return True
 
 
-# What callers give an hvl_request by other words.
+# Fields of an hvl_request for which callers have other words.
 _SAID = {"reduce_op": "op", "prescale": "the prescale factor", "postscale": "the postscale factor"}
 
 
 def refuse(name: str, what: str, value: object, ctype: Any) -> None:
-    """Raise an error that names the value if cffi does not take it for this type."""
+    """Raise an error that names the value if cffi does not accept it for a C type."""
     expected = "a number" if ctype.kind == "primitive" and ctype.cname == "double" else "an integer"
     try:
         ffi.new(ffi.getctype(ctype, "[1]"), [value])  # None alone would stand for a zero
@@ -265,7 +268,7 @@ def refuse(name: str, what: str, value: object, ctype: Any) -> None:
 
 
 def _integers(name: str, what: str, values: Sequence[int]) -> Any:
-    """Return them for cffi, or raise an error that names the one that is no integer."""
+    """Return the values as a C array, or raise an error that names the value that is no integer of 64 bits."""
     try:
         return ffi.new("int64_t[]", list(values))
     except (TypeError, OverflowError):
@@ -275,7 +278,7 @@ def _integers(name: str, what: str, values: Sequence[int]) -> Any:
 
 
 def _check_request(status: int, name: str) -> None:
-    """Do as `check`, for a request that may be refused for its GPU before it is looked at: the message names it."""
+    """Do as `check`; make sure that the message names the request, also if the engine has only looked at its GPU."""
     try:
         check(status)
     except (ValueError, MemoryError) as error:
@@ -288,7 +291,7 @@ class Request:
     """One collective operation, described once and enqueued any number of times.
 
     Args:
-        kind: What to do.
+        kind: The kind of operation.
         name: Equal on all ranks; unique among the requests in flight of this rank, unless it `follows`.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
             at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
@@ -298,17 +301,17 @@ class Request:
             result of a gather or reduce; the same on all ranks. Addition of a process set: its lowest rank if only its
             ranks make the request; -1 if all ranks of the job do. Else -1.
         process_set: Id of the process set.
-        device: Where the tensors are, on all ranks. Those on a GPU are enqueued by :meth:`enqueue_on_stream`.
+        device: The kind of device of the tensors, on all ranks. For a GPU, use :meth:`enqueue_on_stream`.
         prescale: Factor applied to each rank's elements before they are reduced.
         postscale: Factor applied to the result of a reduction.
         arguments: Allreduce: the :class:`MemoryFormat` of each tensor, the same on all ranks; or none, if all are
-            row-major. Alltoall: of each tensor, the rows for each member of the process set. Addition of a process
+            row-major. Alltoall: for each tensor, the rows for each member of the process set. Addition of a process
             set: its ranks, ascending. Removal of one: its id. Else none.
-        follows: Where requests are in flight under the name, an enqueued one follows them: it is announced to the other
-            ranks when they are complete. Else it is refused.
+        follows: If requests of this name are in flight, an enqueued one follows them: it is announced to the other
+            ranks when they are complete. Without ``follows`` it is refused.
 
     Raises:
-        ValueError: What can be seen to be wrong without the other ranks.
+        ValueError: The description is wrong in a way that this rank alone can detect.
     """
 
     __slots__ = ("_native", "_num_tensors", "kind", "name")
@@ -372,10 +375,10 @@ class Request:
         Args:
             inputs: Address of each tensor's memory. Scatter: on the root, of the parts of all ranks of the process
                 set, one after the other; on other ranks 0.
-            outputs: Where each result goes; may equal the input, except that of a reducescatter or scatter. Reduce: 0
-                will do, except on the root. Empty where the engine allocates them, as it does for a gather (without
-                rows, except on the root), or there are none.
-            destinations: Where the outputs of an allgather, gather or alltoall go; None: the engine allocates them.
+            outputs: Address of each result; may equal the input's, except for a reducescatter or scatter. Reduce: may
+                be 0, except on the root. Empty if the engine allocates the outputs, as for a gather (whose outputs
+                have no rows, except on the root), or if there are none.
+            destinations: The memory for the outputs of an allgather, gather or alltoall; None: the engine allocates it.
 
         Returns:
             A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
@@ -393,12 +396,12 @@ class Request:
         return handle
 
     def keep_if_enqueued(self, memory: object) -> int:
-        """Give the request up if the engine has it, after an exception of an enqueue or just behind it.
+        """Give the request up if the engine has it; call this for an exception in or right after an enqueue.
 
         A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
 
         Args:
-            memory: What keeps the memory of the request, as of :func:`horovodlike._engine.ops.give_up`.
+            memory: An object that keeps the request's memory alive, as for :func:`horovodlike._engine.ops.give_up`.
 
         Returns:
             The handle of the request that was given up; 0 if there is none.
@@ -424,25 +427,25 @@ class Request:
         return ffi.new("uintptr_t[]", [*inputs, *outputs])
 
     def enqueue_inplace(self, address: int) -> int:
-        """Do as :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
+        """Do as :meth:`enqueue`, for one tensor that is input and output: the fastest way to enqueue."""
         handle: int = lib.hvl_enqueue_inplace(self._native, address)
         if handle < 0:
             handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_inplace(self._native, address))
         return handle
 
     def enqueue_again(self, status: int, enqueue: Callable[[], int]) -> int:
-        """Raise what stands for the status of an enqueue, unless it is an interrupted call that keeps the name.
+        """Raise the error of a failed enqueue, unless a request that was given up still has the name.
 
-        Then wait until that has been carried out, and do it again.
+        In that case wait until the earlier request has been carried out, and enqueue again.
 
         Args:
             status: The negated status that the enqueue has returned.
-            enqueue: Does it again, and returns a handle or a negated status.
+            enqueue: Enqueues again, and returns a handle or a negated status.
         """
         try:
             _check_request(-status, self.name)
         except ValueError:
-            in_flight = self.handle_in_flight()  # none: it has been carried out by now
+            in_flight = self.handle_in_flight()  # 0: the earlier request has been carried out by now
             if in_flight and not wait_for_given_up(in_flight):
                 raise
         handle = enqueue()
@@ -452,7 +455,7 @@ class Request:
 
     @property
     def address(self) -> int:
-        """That of the engine's description of the request, for native code: valid as long as this object is."""
+        """The address of the engine's description of the request, for native code; valid while this object lives."""
         return int(ffi.cast("uintptr_t", self._native))
 
     def enqueue_on_stream(
@@ -462,21 +465,21 @@ class Request:
         stream: GpuStream,
         allocation: Allocation | None = None,
     ) -> int:
-        """Do as :meth:`enqueue`, for memory of a GPU, which is used after all work that the stream has by now.
+        """Do as :meth:`enqueue`, for memory of a GPU, which uses it after all work that the stream has by now.
 
         The request completes when the GPU has been given all the work; the memory is in use until the GPU has done it.
 
         Args:
             inputs: Address of each tensor's memory.
-            outputs: Where each result goes. Empty for allgather, gather and alltoall.
-            stream: The one on which the inputs are made.
-            allocation: Finds the memory of the outputs of an allgather, gather or alltoall.
+            outputs: Address of each result. Empty for allgather, gather and alltoall.
+            stream: The stream on which the inputs are computed.
+            allocation: Allocates the outputs of an allgather, gather or alltoall.
 
         Returns:
             A handle for :func:`wait_on_stream`, :func:`wait`, :func:`wait_all` and :func:`poll`.
 
         Raises:
-            ValueError: Also: the stream is being captured into a CUDA graph, or this rank has used another GPU before.
+            ValueError: As for :meth:`enqueue`; or a CUDA graph captures the stream; or this rank has used another GPU.
             MemoryError: The GPU, or the CUDA driver, cannot be used.
             HorovodInternalError: The job is broken or shut down.
         """
@@ -491,29 +494,29 @@ class Request:
 
 
 def _accepted(new_handles: Any) -> list[int]:
-    """Return the handles of those requests that have been enqueued, of an array for all of them."""
+    """Return the handles of the requests that have been enqueued: those in the array that are not 0."""
     count = len(new_handles)
     return [*filter(None, ffi.unpack(new_handles, count))] if count else []
 
 
 class RequestList:
-    """Requests that are enqueued together, for a fraction of the price of as many calls.
+    """Requests that are enqueued together, at a fraction of the cost of as many calls.
 
     Args:
-        requests: Each of one tensor that is input and output.
+        requests: Requests of one tensor each, which is input and output.
     """
 
     __slots__ = ("_natives", "_requests")
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = tuple(requests)  # keeps what the array points to
+        self._requests = tuple(requests)  # keeps the objects to which the array points
         self._natives = ffi.new("hvl_prepared *[]", [request._native for request in requests])
 
     def enqueue_inplace(self, addresses: Sequence[int], handles: list[int]) -> None:
         """Do what :meth:`Request.enqueue_inplace` does for each of the requests, in their order.
 
         Args:
-            addresses: The memory of each.
+            addresses: The address of the tensor of each request.
             handles: Their handles are appended, also those of the requests before one that is refused.
 
         Raises:
@@ -525,7 +528,7 @@ class RequestList:
         try:
             status = lib.hvl_enqueue_all(self._natives, memory, count, new_handles)
             handles += _accepted(new_handles)
-        except BaseException:  # of a signal handler
+        except BaseException:  # raised by a signal handler
             handles += _accepted(new_handles)
             raise
         check(status)
@@ -538,7 +541,7 @@ class RequestList:
         try:
             status = lib.hvl_enqueue_all_on_stream(self._natives, memory, count, new_handles, stream.device, pointer)
             handles += _accepted(new_handles)
-        except BaseException:  # of a signal handler
+        except BaseException:  # raised by a signal handler
             handles += _accepted(new_handles)
             raise
         if status:

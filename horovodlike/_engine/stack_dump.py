@@ -1,10 +1,10 @@
-"""Tells the coordinator where this rank's Python threads are, once others have waited for this rank for long.
+"""Sends the coordinator the stacks of this rank's Python threads when other ranks have waited for it for long.
 
-A thread sleeps in native code, without the interpreter's lock, until there is a question (``native/watch/stacks.h``).
-It answers while the main thread sleeps, waits or computes. What it does not get past is native code that keeps the
-interpreter's lock; the report then says that the rank did not answer. The signal handler of ``faulthandler`` would, but
-a signal interrupts system calls of code that does not expect it, there is none that no framework uses, and nothing
-tells when its output is complete.
+A thread sleeps in native code, without the interpreter's lock, until there is a stack-dump request
+(``native/observe/stack_dump.h``). It answers while the main thread sleeps, waits or computes, but not while native code
+keeps the interpreter's lock; the report then says that the rank did not answer. The signal handler of ``faulthandler``
+could answer then, but a signal interrupts system calls of code that does not expect it, every signal may be in use by
+some framework, and nothing shows when the handler's output is complete.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from horovodlike._engine.native import lib
 __all__ = ["describe_threads", "start", "stop"]
 
 _NAME = "hvl-stacks"
-_OURS = (_NAME, "horovodlike-elastic")  # threads that say nothing about what keeps the rank
+_OURS = (_NAME, "horovodlike-elastic")  # threads that do not show what delays the rank
 _MAX_FRAMES_OF_OTHERS = 4
 
 _answering: threading.Thread | None = None
 
 
 def start() -> None:
-    """Begin to answer; call it after the engine has started."""
+    """Start the thread that answers; call this after the engine has started."""
     global _answering
-    # A daemon: the interpreter waits for other threads before it calls shutdown(), which ends this one.
+    # A daemon: at exit the interpreter waits for all other threads before it calls shutdown(), which ends this one.
     _answering = threading.Thread(target=_answer, name=_NAME, daemon=True)
     _answering.start()
 
 
 def stop() -> None:
-    """Wait until the thread has ended; call it after the engine has."""
+    """Wait until the thread has ended; call this after the engine has ended."""
     global _answering
     if _answering is not None:
         _answering.join()
@@ -50,8 +50,8 @@ def describe_threads(num_bytes: int) -> bytes:
     """Return the Python stacks of this process as text, the main thread's first.
 
     Args:
-        num_bytes: Of the text at most. The outermost calls are left out first, and other threads than the main one. Of
-            the innermost calls that are this package's own, only the outermost is named.
+        num_bytes: The most bytes of the text. To fit, outermost calls are left out, and threads but the main one.
+            Of the innermost calls, those in this package are shown as one line, which names the outermost of them.
     """
     main = threading.main_thread()
     names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _OURS}
@@ -74,11 +74,11 @@ def _describe_stack(innermost: FrameType, limit: int | None, room: int) -> bytes
     while num_ours < len(frames) and _is_ours(frames[num_ours][0]):
         num_ours += 1
     lines: list[bytes] = []
-    if num_ours:  # of these, name only the one that the user's code has called
+    if num_ours:  # of these calls, name only the one that the user's code has made
         called = frames[num_ours - 1][0]
         lines.append(f"      in {called.f_globals.get('__name__')}.{called.f_code.co_name}()\n".encode())
         room -= len(lines[0])
-    # Without the source's lines: to read them could take for ever, where it is a file system that keeps the rank.
+    # Without lines of the source: if it is a file system that delays the rank, reading them could take for ever.
     for frame, line in frames[num_ours:]:
         described = f'      File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'.encode()
         room -= len(described)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from horovodlike._engine.native import ffi, lib
 
-MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # the largest tensor of which the engine makes a copy to work on
+MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # the largest tensor that the engine copies, to work on the copy
 MAX_DIMENSIONS = 8  # of a tensor
 
 
@@ -41,7 +41,7 @@ class ReduceOp(IntEnum):
     PRODUCT = lib.HVL_PRODUCT
 
 
-# Element types that the engine knows, by the names that NumPy and the frameworks have for them: `HVL_UINT8` is `uint8`.
+# The engine's element types, by their names in NumPy and the frameworks: `HVL_UINT8` is `uint8`.
 DType = IntEnum(  # type: ignore[misc]
     "DType",
     {name.removeprefix("HVL_").lower(): number for number, name in sorted(ffi.typeof("hvl_dtype").elements.items())},
@@ -64,7 +64,7 @@ class MemoryFormat(IntEnum):
 
 
 class GpuStream(NamedTuple):
-    """A stream of a GPU, which does one thing after the other.
+    """A stream of a GPU, which executes its work in order.
 
     Attributes:
         device: The GPU's number, as the driver counts those that this process sees.
@@ -76,12 +76,12 @@ class GpuStream(NamedTuple):
 
 
 def engine_shape(shape: Sequence[int]) -> Sequence[int]:
-    """Return `shape` with its last dimensions multiplied together where there are more than the engine takes."""
+    """Return `shape`; if it has more dimensions than the engine takes, with the last ones merged into one."""
     if len(shape) <= MAX_DIMENSIONS:
         return shape
     return [*shape[: MAX_DIMENSIONS - 1], math.prod(shape[MAX_DIMENSIONS - 1 :])]
 
 
 def rows_of(rows: int, place: int, parts: int) -> int:
-    """Return the number of rows in one part: the first parts have one more if they cannot be divided evenly."""
+    """Return the number of rows in part `place`; if the division leaves a remainder, the first parts have one more."""
     return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol

@@ -18,19 +18,19 @@ _LONGEST_WAIT = 60.0  # epoll counts milliseconds in 32 bits
 def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, None, None]:
     """Connect to addresses in their order. Each has a short head start over the next, and the first that answers wins.
 
-    So processes that use the same list use the same network as long as they can. An address that refuses is tried again
-    as long as another one is silent.
+    So processes with the same list use the same network if they can. An address that refuses is tried again as long as
+    another one has not answered.
 
     Args:
         hosts: Addresses or names, separated by commas.
         port: The port.
-        patience: Seconds until it gives up, not counting what the caller does with a socket.
+        patience: Seconds until it gives up, not counting the time in which the caller uses a socket.
 
     Yields:
-        A blocking socket for each address that answers; it is the caller's. What is not asked for any more is closed.
+        A blocking socket for each address that answers; the caller closes it. Closing the generator closes all others.
 
     Raises:
-        OSError: After the last socket, if an address did not answer: the reason of the last one.
+        OSError: After the last socket, the last failure of an address, if any failed.
     """
     attempts = _Attempts(hosts, port)
     happened = True
@@ -60,11 +60,11 @@ class _Attempts:
     """Connections that are being made.
 
     Attributes:
-        untried: Where none has been begun yet.
-        pending: Those that have not been answered.
-        connected: Those that have been.
-        refused: Where one has failed.
-        problem: The last one.
+        untried: Addresses to which no connection has been begun.
+        pending: The connections that have neither succeeded nor failed, with their addresses.
+        connected: The connections that have succeeded.
+        refused: Addresses to which a connection has failed.
+        problem: The last failure.
     """
 
     def __init__(self, hosts: str, port: int) -> None:
@@ -127,17 +127,17 @@ def resolve(host: str, port: int | None = None) -> list[_Target]:
     """Return the addresses of a host name for TCP: the family of each, and the argument of ``socket.connect()``.
 
     Raises:
-        OSError: The name is not known here.
+        OSError: The name cannot be resolved on this host.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
 
 def start(connecting: socket.socket, address: tuple[object, ...]) -> None:
-    """Begin to connect; the socket becomes writable when that has succeeded or failed.
+    """Begin to connect; the socket becomes writable when the connection has succeeded or failed.
 
     Raises:
-        OSError: It failed at once.
+        OSError: The connection failed at once.
     """
     connecting.setblocking(False)
     failure = connecting.connect_ex(address)

@@ -1,4 +1,4 @@
-"""The choice of this host's addresses that other hosts must use."""
+"""The choice of the address at which other hosts reach this one."""
 
 import contextlib
 import ipaddress
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from horovodlike.config import SETTINGS
 from horovodlike.errors import ConfigError, RendezvousError
 
-_UNUSABLE = 0x08 | 0x40  # flags of an IPv6 address: duplicate, or not yet known not to be one
+_UNUSABLE = 0x08 | 0x40  # flags of an IPv6 address: it is a duplicate, or the check for duplicates is not over
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of this host, the name of the interface that has it, and how much of it is the network's."""
+    """An address of this host, the name of the interface that has it, and the length of its network prefix in bits."""
 
     name: str
     address: Address
@@ -24,14 +24,14 @@ class Interface:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether other hosts may be able to use it, as far as the address tells."""
-        # An address that is valid on one link only would need the name of each host's interface.
+        """True if other hosts may be able to use the address: it is neither loopback nor link-local."""
+        # To use a link-local address, each host would need to add the name of its interface.
         return not (self.address.is_loopback or self.address.is_link_local)
 
 
 def local_addresses() -> list[Interface]:
     """Return every usable address of this process's network namespace, IPv4 first, else in the kernel's order."""
-    import psutil  # it takes as long to import as the whole package
+    import psutil  # imported here, because it takes as long to import as the whole package
 
     unusable = _unusable_addresses()
     found = []
@@ -59,10 +59,10 @@ def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
 
     Args:
         wanted: Names of interfaces and networks, separated by commas; the first of them that fits counts.
-        interfaces: What this host has.
+        interfaces: The addresses of this host.
 
     Raises:
-        ConfigError: None of them fits, or one of them is not possible; the message says what there is.
+        ConfigError: None of them fits (the message lists the addresses that there are), or a network is malformed.
     """
     source = SETTINGS["network_interface"].variable
     for part in filter(None, (each.strip() for each in wanted.split(","))):
@@ -85,20 +85,20 @@ def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
 
 
 def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]]) -> list[str]:
-    """Return those of this host's addresses that are in a network in which all other hosts have an address, too.
+    """Return the addresses of this host in networks in which every other host has an address, too.
 
     Args:
-        mine: What this host has.
-        others: The addresses of each of the other hosts, or of any process there.
+        mine: The addresses of this host.
+        others: The addresses of each other host, or of each process there.
 
     Returns:
-        The addresses; where there is no such network, all that other hosts may be able to use.
+        The addresses; if there is no such network, all addresses that other hosts may be able to use.
     """
     candidates = [each for each in mine if each.is_reachable]
     found = []
     for each in candidates:
         network = ipaddress.ip_network((each.address, each.prefix), strict=False)
-        # A network inside of each host, such as a bridge for containers, may have the same addresses on all hosts. So
+        # A network inside each host, such as a bridge for containers, may have the same addresses on all hosts. So
         # an address of another host counts only if it differs from this host's.
         if all(
             any(address in network and address != each.address for address in map(ipaddress.ip_address, other))
@@ -109,12 +109,12 @@ def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]])
 
 
 def own_address(rank: int, ends: Sequence[tuple[str, str]], network_interface: str) -> str:
-    """Return the address where this rank must listen for ranks of other hosts.
+    """Return the address at which this rank must listen for ranks of other hosts.
 
     Args:
         rank: This rank.
-        ends: By rank, its own address and the server's in its connection to the rendezvous server.
-        network_interface: The setting.
+        ends: By rank, the rank's address and the server's address in its connection to the rendezvous server.
+        network_interface: The setting of this name; may be empty.
 
     Raises:
         ConfigError: The setting cannot be used on this host.

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from horovodlike.errors import RendezvousError
 
 BACKLOG = 4096
-"""The kernel lowers it to what it allows; a full one costs a client a second."""
+"""The most connections that wait to be accepted; the kernel may lower it. A full queue delays a client by a second."""
 
 
 def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.socket]:
     """Listen on all of the addresses at one port.
 
     Args:
-        who: For whom, in the error.
+        who: The party that listens, for the error.
         hosts: The addresses.
-        ports: The ports to be tried in turn; 0 stands for one that is free.
+        ports: The ports to be tried in turn; 0 stands for any free port.
 
     Returns:
-        A socket for each address, in their order.
+        A socket for each address, in the order of ``hosts``.
 
     Raises:
-        RendezvousError: None of the ports can be had on all addresses.
+        RendezvousError: None of the ports can be used on all addresses.
     """
     problem: tuple[str, OSError] | None = None
     for wanted in ports:
@@ -47,5 +47,5 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
 
 
 def is_everywhere(host: str) -> bool:
-    """Return whether it stands for every address of the host."""
+    """Return whether ``host`` is a wildcard address, which stands for every address of this host."""
     return host.strip("[]") in ("0.0.0.0", "::", "0", "::0", "*")

@@ -1,18 +1,18 @@
-"""Objects on their way to another rank: how they are pickled, and end-to-end authentication of what it interprets.
+"""Objects for other ranks: how they are pickled, and end-to-end authentication of the bytes that are unpickled.
 
 Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
-need not. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
-its MAC has been verified. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
+need not. So each rank puts its bytes into an *envelope*, and a receiver does not unpickle them before it has verified
+the envelope's MAC. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
 
-* The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.JobContext`), so no other
-  one's envelopes are valid.
-* The context is the process set, its registration (ids are used again) and the name of the operation.
+* The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.JobContext`), so
+  envelopes of other generations and jobs are not valid.
+* The context is the process set, its registration (ids are reused) and the name of the operation.
 * The head holds the sender's rank, a sequence number, the root if the operation has one, whether there are bytes at
   all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is that
   of IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
 
-How long all envelopes are together has travelled over the control plane, which is sealed; so a length in a head that
-was changed cannot reach beyond what has been received.
+The total length of the envelopes comes over the control plane, which is sealed; so a changed length in a head cannot
+reach beyond the bytes that have been received.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Context(NamedTuple):
     """The operation that an envelope belongs to.
 
     Attributes:
-        name: What the ranks match the operation by.
+        name: The name by which the ranks match the operation.
         process_set: The id of the process set.
         registration: The number of the registration that gave the set this id.
         ranks: The members of the set, ascending.
@@ -63,7 +63,7 @@ class Opened(NamedTuple):
 
     Attributes:
         rank: The sender.
-        root: The root of the operation in the eyes of the sender, or ``NO_ROOT``.
+        root: The root of the operation according to the sender, or ``NO_ROOT``.
         data: The bytes; None if the sender has none to send.
     """
 
@@ -77,7 +77,7 @@ class _Window:
     """The sequence numbers of one sender that have been seen."""
 
     highest: int = -1
-    seen: int = 0  # bit i: highest - i
+    seen: int = 0  # bit i: has `highest - i` been seen?
 
     def is_new(self, number: int) -> bool:
         age = self.highest - number
@@ -105,20 +105,20 @@ class ObjectSeal:
         self._rank = rank
         self._numbers = itertools.count()
         self._windows: dict[tuple[int, int], _Window] = {}  # by registration and sender
-        self._lock = threading.Lock()  # held while windows change; a leaf
+        self._lock = threading.Lock()  # held while windows change; no other lock is taken under it
 
     def seal(self, context: Context, data: bytes | None, root: int = NO_ROOT) -> bytes:
-        """Return an envelope with the bytes, or with the statement that there are none."""
+        """Return an envelope with the bytes, or, if ``data`` is None, with the statement that there are none."""
         head = _HEAD.pack(next(self._numbers), len(data or b""), self._rank, root, data is not None)
         return b"".join((head, self._mac(context, head, data or b""), data or b""))
 
     def open(self, context: Context, envelopes: memoryview) -> list[Opened]:
         """Verify all envelopes of an operation, which stand one after the other in the order of the ranks.
 
-        Ranks that have joined are missing.
+        Ranks that have called ``join()`` have no envelope.
 
         Raises:
-            IntegrityError: One was changed on its way, or has been opened before. None of them can be used.
+            IntegrityError: An envelope was changed on its way, or has been opened before. None of them can be used.
         """
         opened: list[Opened] = []
         position, previous = 0, -1
@@ -170,11 +170,11 @@ class ObjectSeal:
         )
 
 
-_NO_FILE = "<dynamic-code>"  # from cloudpickle 3.1.3 on, in place of the name of a function's file
+_NO_FILE = "<dynamic-code>"  # cloudpickle from 3.1.3 on pickles this in place of the name of a function's file
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that keeps the names of files: tracebacks show lines of them, and TensorFlow's AutoGraph reads them."""
+    """A pickler that keeps the file names of functions: tracebacks and TensorFlow's AutoGraph read these files."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not CodeType:
@@ -186,11 +186,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def dumps(obj: object) -> bytes:
     """Pickle an object, also functions and classes of scripts and notebooks, by cloudpickle.
 
-    `pickle.loads` reads it where cloudpickle is installed.
+    `pickle.loads` reads the result where cloudpickle is installed.
 
     Raises:
         Exception: Whatever the object's own `__reduce__` or `__getstate__` raises.
-        pickle.PicklingError: A part of it cannot be sent.
+        pickle.PicklingError: A part of the object cannot be pickled.
     """
     with io.BytesIO() as file:
         _Pickler(file).dump(obj)

@@ -1,7 +1,7 @@
 """The connections of a server that have not authenticated themselves yet.
 
-Each gets a challenge, a few seconds, and a buffer that holds a hello and no more. Where there are more of them than the
-server has room for, the oldest is closed: no client can make another one wait.
+Each is sent a challenge, has a few seconds to answer, and has a buffer for a hello and no more. If there are more
+of them than the server admits, the oldest is closed: no client can make another one wait.
 """
 
 import errno
@@ -18,7 +18,7 @@ OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(eq=False)
 class PendingConnection:
-    """One of them, registered with the server's selector as the data of its socket."""
+    """A connection that has not authenticated itself yet; it is the data of its socket in the server's selector."""
 
     socket: socket.socket
     challenge: bytes
@@ -27,7 +27,7 @@ class PendingConnection:
 
 
 class PendingConnections:
-    """All of one server, in their order of arrival."""
+    """All pending connections of one server, in their order of arrival."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class PendingConnections:
         most: int,
         timeout: float,
     ) -> None:
-        """Start without any.
+        """Start without any pending connection.
 
         Args:
-            selector: The server's.
-            make_challenge: Makes what a connection is sent first.
-            hello_bytes: The length of the answer.
-            most: How many there may be.
-            timeout: How long each may take, in seconds.
+            selector: The server's selector.
+            make_challenge: Makes the challenge, the first message on a connection.
+            hello_bytes: The length of a hello, the answer to a challenge.
+            most: The most connections that may be pending.
+            timeout: Seconds that each may take to send its hello.
         """
         self._selector = selector
         self._make_challenge = make_challenge
@@ -86,7 +86,7 @@ class PendingConnections:
             self.drop(pending)
 
     def read(self, pending: PendingConnection) -> bytes | None:
-        """Read what has come; return the hello when it is complete. A connection that has ended is closed."""
+        """Read what has arrived; return the hello once it is complete. A connection that has ended is closed."""
         try:
             data = pending.socket.recv(self._hello_bytes - len(pending.hello))
         except (BlockingIOError, InterruptedError):
@@ -110,16 +110,16 @@ class PendingConnections:
             self.release(pending).close()
 
     def drop_late(self, now: float) -> None:
-        """Close those whose time is over."""
+        """Close the connections whose deadline has passed."""
         for pending in [each for each in self._all if each.deadline <= now]:
             self.drop(pending)
 
     def next_deadline(self) -> float | None:
-        """Return when the time of one of them will be over."""
+        """Return the earliest deadline of a pending connection; None if there is none."""
         return min((pending.deadline for pending in self._all), default=None)
 
     def close(self) -> None:
-        """Close all sockets, and leave the selector alone: in a forked child it is still the parent's."""
+        """Close all sockets, but do not change the selector: a forked child shares it with its parent."""
         for pending in self._all:
             pending.socket.close()
 
@@ -131,7 +131,7 @@ class PendingConnections:
 
 
 def send_whole(connected: socket.socket, data: bytes) -> None:
-    """Send a short message, all of which fits into the kernel's buffer of a connection that has sent little.
+    """Send a short message at once: the send buffer of a connection that has sent little has room for all of it.
 
     Raises:
         OSError: The connection has ended, or the message did not fit.

@@ -12,7 +12,7 @@ one after the other, every part but the last one having a fixed length.
 4. A *frame* is: length of the payload (4 bytes), payload, ``MAC(session key; sequence number, direction, payload)``. A
    frame that is replayed, dropped, reordered, reflected or changed fails.
 
-Everything here is pure but the client's end.
+Everything here is pure, except the client's end.
 """
 
 import hashlib
@@ -59,11 +59,11 @@ class FrameError(RendezvousError):
 
 
 class VersionError(RendezvousError):
-    """The other side speaks another version of the protocol, or is something else altogether."""
+    """The other side speaks another version of the protocol, or another protocol."""
 
 
 class JobKey:
-    """The secret of a job. Shows itself nowhere: not in ``repr``, not in a traceback that prints local variables."""
+    """The secret of a job. It is never shown: not in ``repr``, not in a traceback that prints local variables."""
 
     __slots__ = ("_key",)
 
@@ -91,7 +91,7 @@ class JobKey:
         return hmac.digest(self._key, b"".join(parts), "sha256")
 
     def derive(self, *parts: bytes) -> "JobKey":
-        """Return another key, which the parts name."""
+        """Return a key derived from this one, for the purpose that the parts name."""
         return JobKey(self.mac(*parts))
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class Opener:
         self._broken = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take some bytes of the stream.
+        """Process the next bytes of the stream.
 
         Returns:
             The payloads that are complete now, each verified.
@@ -212,7 +212,7 @@ def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple
         The hello to send, and the two directions of the session.
 
     Raises:
-        VersionError: The challenge is not one of this protocol's version.
+        VersionError: The challenge is of another protocol, or of another version of this one.
     """
     magic, version, server_nonce = _CHALLENGE.unpack(challenge)
     if magic != _MAGIC:
@@ -233,7 +233,7 @@ def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Identity,
 
     Args:
         key: The job's key.
-        challenge: What was sent.
+        challenge: The challenge that was sent to the client.
         hello: The client's :data:`HELLO_BYTES` bytes.
 
     Returns:
@@ -261,7 +261,7 @@ _to_close: "weakref.WeakSet[_Closable]" = weakref.WeakSet()
 def close_in_child(connections: _Closable) -> None:
     """Have connections closed in a forked child.
 
-    If the child kept them open, the peers would not notice when the parent dies, and the child could send in its name.
+    If the child kept them open, the peers would not notice when the parent dies, and the child could send for it.
     """
     _to_close.add(connections)
 
@@ -275,10 +275,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> tuple[Sealer, Opener]:
-    """Do the client's part of the handshake; the proof that the server holds the key is its first frame.
+    """Do the client's part of the handshake. The server's first frame then proves that it holds the key, too.
 
     Raises:
-        VersionError: The server speaks something else.
+        VersionError: The server speaks another protocol, or another version of this one.
         OSError: The connection is lost, or the server did not answer in time (``TimeoutError``).
     """
     challenge = b""
@@ -294,11 +294,10 @@ class ClientChannel:
     """The client's end of a channel: a blocking socket on which every call has a deadline (``time.monotonic()``)."""
 
     def __init__(self, connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> None:
-        """Authenticate both sides; :meth:`receive` returns the server's first message. Takes the socket over.
+        """Authenticate this side; the first :meth:`receive` verifies the server. Takes over the socket.
 
         Raises:
-            AuthenticationError: The server hung up on the hello.
-            VersionError: The server speaks something else.
+            VersionError: The server speaks another protocol, or another version of this one.
             OSError: The connection is lost, or the server did not answer in time (``TimeoutError``).
         """
         self._payloads: list[bytes] = []
@@ -326,7 +325,7 @@ class ClientChannel:
         """Wait for the next payload.
 
         Raises:
-            AuthenticationError: The first frame never came or is wrong: one of the two does not hold the key.
+            AuthenticationError: The first frame is wrong, or the connection ended before it: one side lacks the key.
             FrameError: A later frame is wrong.
             OSError: The connection is lost (``ConnectionError``) or the time is over (``TimeoutError``).
         """

@@ -1,7 +1,7 @@
-"""The connections of a server: it accepts and authenticates them, and cuts what they send into messages.
+"""The connections of a server: it accepts and authenticates them, and divides the bytes received into messages.
 
-A connection starts as *pending* (:mod:`horovodlike._net.pending`). With a right hello it becomes a *member*, whose
-frames are verified before they are read. No client can be made to wait for another one.
+A connection starts as *pending* (:mod:`horovodlike._net.pending`). With a correct hello it becomes a *member*, whose
+frames are verified before they are read. No client can make another one wait.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False)
 class Connection:
-    """A client that has authenticated itself. Only :attr:`rank` is for others than the secure server."""
+    """A client that has authenticated itself. Handlers may use :attr:`rank`; the rest is for the secure server."""
 
     socket: socket.socket
     sealer: Sealer
     opener: Opener
-    rank: int = -1  # as which it has introduced itself
+    rank: int = -1  # the rank that the client has claimed
     unsent: bytearray = field(default_factory=bytearray)
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """True if the connection has been closed."""
         return self.socket.fileno() < 0
 
 
@@ -61,7 +61,7 @@ class ConnectionHandler(Protocol):
         """Handle a message of a client.
 
         Raises:
-            ProtocolError: It makes no sense; the connection is closed.
+            ProtocolError: The message is invalid; the connection is then closed.
         """
 
     def on_disconnect(self, connection: Connection, reason: str) -> None:
@@ -69,7 +69,7 @@ class ConnectionHandler(Protocol):
 
 
 class ProtocolError(Exception):
-    """A client does not keep to the protocol."""
+    """A client violates the protocol."""
 
 
 class SecureServer:
@@ -87,10 +87,10 @@ class SecureServer:
         """Start without a listening socket.
 
         Args:
-            key: What clients must hold.
-            handler: Decides about clients that hold it, and gets their messages.
+            key: The key that clients must hold.
+            handler: Decides about clients that hold the key, and gets their messages.
             who: The word for a client in messages, before its number.
-            expected: How many clients may well come at the same time.
+            expected: The number of clients that may connect at the same time.
             handshake_timeout: How long a client may take to authenticate itself, in seconds.
         """
         self._key = key
@@ -108,7 +108,7 @@ class SecureServer:
         return self._selector.fileno()
 
     def listen(self, listeners: Iterable[socket.socket]) -> None:
-        """Take over sockets that listen."""
+        """Take over listening sockets, to accept their connections and to close them."""
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, None)
@@ -120,7 +120,7 @@ class SecureServer:
 
     @property
     def listening(self) -> bool:
-        """Whether it listens."""
+        """True if the server listens."""
         return bool(self._listeners)
 
     def stop_listening(self) -> None:
@@ -132,11 +132,11 @@ class SecureServer:
         self._pending.drop_late(math.inf)
 
     def next_deadline(self) -> float | None:
-        """Return when :meth:`attend` will have something to do even without traffic."""
+        """Return the time at which :meth:`attend` has something to do even without traffic; None if there is none."""
         return self._pending.next_deadline()
 
     def attend(self, patience: float | None = 0.0) -> None:
-        """Handle what has happened; wait up to ``patience`` seconds for it, or without a limit if that is None."""
+        """Handle all events; wait up to ``patience`` seconds for the first one, or without a limit if that is None."""
         for key, events in self._selector.select(patience):
             if key.fileobj in self._listeners:
                 self._accept(key.fileobj)
@@ -149,26 +149,26 @@ class SecureServer:
         self._pending.drop_late(time.monotonic())
 
     def look_at(self, connection: Connection) -> None:
-        """Read what a client has sent, which may be the end of its connection."""
+        """Read what a client has sent; this also notices the end of its connection."""
         self._attend(connection, selectors.EVENT_READ)
 
     def send(self, connection: Connection, message: Any) -> None:
-        """Send a client a JSON value, now or when there is room.
+        """Send a client a JSON value, now or when its socket has room.
 
         Raises:
-            FrameError: It is too large.
+            FrameError: The value is too large.
         """
         self.send_encoded(connection, encode(message))
 
     def send_encoded(self, connection: Connection, payload: bytes) -> None:
         """Send a client a message that is encoded already."""
         connection.unsent += connection.sealer.seal(payload)
-        # A peer that has gone is noticed when its end is read.
+        # The loss of the client is noticed when its socket is read.
         with contextlib.suppress(OSError):
             self._flush_some(connection)
 
     def flush(self, connection: Connection, deadline: float) -> None:
-        """Wait until everything is sent to a client, unless it is gone."""
+        """Wait until everything is sent to a client, until the deadline at most; ignore the loss of the client."""
         with contextlib.suppress(OSError):
             connection.socket.settimeout(max(0.001, deadline - time.monotonic()))
             connection.socket.sendall(connection.unsent)
@@ -193,7 +193,7 @@ class SecureServer:
     def _accept(self, listener: socket.socket) -> None:
         try:
             self._pending.accept(listener)
-        except OSError:  # the listener stays readable without a free descriptor
+        except OSError:  # without a free descriptor the listener stays readable: do not spin
             time.sleep(_PAUSE_SECONDS)
 
     def _authenticate(self, pending: PendingConnection, hello: bytes) -> None:
@@ -264,5 +264,5 @@ class SecureServer:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message as it is sent."""
+    """Return a message in the encoding in which it is sent: compact JSON."""
     return json.dumps(message, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Options of the kernel's for connections: congestion control, keep-alive, and the limit of open files."""
+"""Socket options of connections: congestion control, keep-alive, and the limit of open files."""
 
 import os
 import resource
@@ -10,8 +10,8 @@ from horovodlike.errors import ConfigError, RendezvousError
 AUTO, SYSTEM = "auto", "system"
 
 _SHORT_PATH = 1000  # microseconds of a round trip
-_BY_LOSS = ("cubic", "reno")  # Linux lets any process use the second one
-_MIN_RTT = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info; of the kernel's ABI, so it stays where it is
+_BY_LOSS = ("cubic", "reno")  # Linux lets any process use reno
+_MIN_RTT = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info; its offset is part of the kernel's ABI
 
 _OTHERS = 256
 """Other files that may be opened: pending connections, and those of the script."""
@@ -20,18 +20,18 @@ _OTHERS = 256
 def set_congestion_control(connected: socket.socket, wanted: str) -> None:
     """Choose the congestion control of a connection for data.
 
-    BBR takes each connection down to four packets for 0.2 s every 10 s, to measure the round trip. A collective waits
-    for its slowest connection, so with many connections all ranks would wait again and again: four hosts at 1 Gbit/s
-    lose 2 to 4 % to that. And it paces what it sends, which on fast links takes half of the processor's time. BBR is
-    better on paths that are long or lose packets. On short ones the algorithms that react to loss recover within a few
-    round trips.
+    BBR reduces each connection to four packets in flight for 0.2 s every 10 s, to measure the round trip. A collective
+    waits for its slowest connection, so with many connections all ranks would wait again and again: four hosts at
+    1 Gbit/s lose 2 to 4 % by this. BBR also paces its packets, which on fast links takes half of the processor's time.
+    BBR is better on paths that are long or lose packets. On short paths, algorithms that react to loss recover within a
+    few round trips.
 
     Args:
-        connected: The connection; some bytes have gone to and fro.
+        connected: The connection, over which both sides have sent some bytes: the kernel knows the round trip.
         wanted: ``auto``, ``system`` or the name of an algorithm, see the setting ``tcp_congestion``.
 
     Raises:
-        ConfigError: The kernel does not have it, or does not let this process use it.
+        ConfigError: The kernel does not have the algorithm, or does not let this process use it.
     """
     if wanted == AUTO:
         if _algorithm(connected).startswith("bbr") and _round_trip(connected) < _SHORT_PATH:
@@ -55,7 +55,7 @@ def _use(connected: socket.socket, algorithm: str) -> None:
 
 
 def _use_first(connected: socket.socket, algorithms: tuple[str, ...]) -> None:
-    """Use the first that the kernel has and this process may use; the connection works with any."""
+    """Use the first algorithm that the kernel has and this process may use; without any, keep the present one."""
     for algorithm in algorithms:
         try:
             return _use(connected, algorithm)
@@ -64,7 +64,7 @@ def _use_first(connected: socket.socket, algorithms: tuple[str, ...]) -> None:
 
 
 def _round_trip(connected: socket.socket) -> int:
-    """Return the shortest round trip so far, in microseconds; kernels before 4.6 do not report it: then a long one."""
+    """Return the shortest round trip so far, in microseconds; `_SHORT_PATH` on kernels before 4.6, which lack it."""
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
     return int(_MIN_RTT.unpack(info)[0]) if len(info) == _MIN_RTT.size else _SHORT_PATH
 
@@ -85,11 +85,11 @@ def set_keepalive(connected: socket.socket, idle: int, interval: int, probes: in
 
 
 def ensure_descriptors(count: int, purpose: str) -> None:
-    """Raise the soft limit of open files to the hard one, if it leaves no room for this many more.
+    """Raise the soft limit of open files to the hard limit, if the soft one leaves no room for ``count`` more.
 
     Args:
-        count: How many will be opened.
-        purpose: What they are, for the error.
+        count: The number of files that will be opened.
+        purpose: The use of these files, for the error.
 
     Raises:
         RendezvousError: The hard limit is too low, too.

@@ -1,12 +1,12 @@
-"""Collectives on NumPy arrays and on arrays of any library: what a new framework's binding is written on.
+"""Collectives on NumPy arrays and on arrays of any library; the base for bindings of new frameworks.
 
-`horovodlike` itself has their names: ``import horovodlike as hvd`` and ``hvd.allreduce(array)``.
+`horovodlike` itself exports them: ``import horovodlike as hvd`` and ``hvd.allreduce(array)``.
 
-* :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.arrays.rooted`: those with a root
-* :mod:`horovodlike.arrays.messages`: from one rank to another
+* :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.arrays.rooted`: collectives with a root
+* :mod:`horovodlike.arrays.messages`: messages from one rank to another
 * :mod:`horovodlike.arrays.operations`: from arrays to requests of the engine, handles, and results
-* :mod:`horovodlike.arrays.memory`: an object as address, shape and element type; :mod:`horovodlike.arrays.dlpack`
-* :mod:`horovodlike.arrays.fast_path`: small operations that are made again and again
+* :mod:`horovodlike.arrays.memory`, with :mod:`horovodlike.arrays.dlpack`: the address, shape and dtype of an array
+* :mod:`horovodlike.arrays.fast_path`: allreduces that are repeated
 
-NumPy is imported with the first of these, not with `horovodlike`.
+These modules import NumPy; `horovodlike` imports them only when they are used.
 """

@@ -1,8 +1,8 @@
-"""Arrays of other libraries, as DLPack (https://dmlc.github.io/dlpack) describes them: where their elements are.
+"""The memory of other libraries' arrays, as DLPack (https://dmlc.github.io/dlpack) describes it.
 
-A capsule that a library has made is read and not consumed: it keeps the memory until it is collected, which releases
-it. Both layouts are known, that of before version 1 and that of version 1, which says whether the memory may be
-written.
+A capsule that a library has made is read and not consumed: it keeps the memory until the capsule itself is collected.
+Both layouts of the capsule's content are supported: the one before version 1, and the one of version 1, which tells
+whether the memory may be written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovodlike._engine.ops import DType
 
 MAX_VERSION = (1, 1)
 _READ_ONLY, _IS_COPIED = 1, 2  # flags of version 1
-# The stream that a library is asked to make its work visible to: the default stream of CUDA, in DLPack's counting.
+# The stream that a library has to make wait for its work: the default stream of CUDA, by DLPack's number.
 DEFAULT_STREAM = 1
 
 
@@ -28,7 +28,7 @@ class DeviceType(IntEnum):
     CUDA_MANAGED = 13
 
 
-# DLPack's codes of element types, with the number of bits.
+# Names of `DType`, by DLPack's type code and the number of bits.
 _DTYPES = {
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
     **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
@@ -69,7 +69,7 @@ class _Versioned(ctypes.Structure):
     )
 
 
-# Not the attributes of `pythonapi`: those are shared with all others who use them, with other types perhaps.
+# Not the attributes of `pythonapi`: other code uses those as well, and may set other types of arguments.
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -77,15 +77,15 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 
 
 class Exported(NamedTuple):
-    """An array that its library has described.
+    """The description of an array by its library.
 
     Attributes:
-        capsule: What keeps the memory.
-        address: Of the first element.
+        capsule: The object that keeps the memory.
+        address: The address of the first element.
         shape: Extents by dimension.
-        strides: By dimension, in elements; None: row by row without gaps.
+        strides: Strides by dimension, in elements; None: row by row without gaps.
         dtype: The element type.
-        read_only: Whether the memory must not be written.
+        read_only: True if the memory must not be written.
     """
 
     capsule: object
@@ -97,7 +97,7 @@ class Exported(NamedTuple):
 
     @property
     def is_row_major(self) -> bool:
-        """Whether the elements lie row by row without gaps."""
+        """True if the elements lie row by row without gaps."""
         if self.strides is None or 0 in self.shape:
             return True
         expected = 1
@@ -109,7 +109,7 @@ class Exported(NamedTuple):
 
 
 def is_array(candidate: object) -> bool:
-    """Return whether an object describes itself by DLPack."""
+    """Return whether an object supports DLPack."""
     return hasattr(candidate, "__dlpack__") and hasattr(candidate, "__dlpack_device__")
 
 
@@ -117,12 +117,12 @@ def device_of(array: Any, label: str) -> tuple[DeviceType, int]:
     """Return the kind and the number of an array's device.
 
     Raises:
-        ValueError: The engine cannot use memory of this kind, or the library cannot say where it is.
+        ValueError: The engine cannot use memory of this kind, or the library cannot tell the device.
     """
     try:
         kind, number = array.__dlpack_device__()
         return DeviceType(int(kind)), int(number)
-    except Exception as error:  # whatever the library raises for what it cannot export
+    except Exception as error:  # libraries raise different errors for what they cannot export
         raise ValueError(
             f"{label}: {_named(array)} is not in memory that can be sent, which is that of the host and of NVIDIA's "
             f"GPUs; copy it to one of them ({error})"
@@ -130,12 +130,12 @@ def device_of(array: Any, label: str) -> tuple[DeviceType, int]:
 
 
 def export(array: Any, label: str, stream: int | None = None) -> Exported:
-    """Return where the elements of an array are.
+    """Return the description of an array by its library.
 
     Args:
         array: An object with ``__dlpack__``.
-        label: How messages call the operation.
-        stream: A stream of the array's GPU, in DLPack's counting, that must wait for what the library does to it.
+        label: The name of the operation in messages.
+        stream: A stream of the array's GPU, by DLPack's number, that must wait for the library's work on the array.
 
     Raises:
         ValueError: The library cannot export the array, or the engine does not know its element type.
@@ -144,9 +144,9 @@ def export(array: Any, label: str, stream: int | None = None) -> Exported:
     try:
         try:
             capsule = array.__dlpack__(max_version=MAX_VERSION, **arguments)
-        except TypeError:  # it is older than the argument
+        except TypeError:  # the library is older than `max_version`
             capsule = array.__dlpack__(**arguments)
-    except Exception as error:  # whatever the library raises for what it cannot export
+    except Exception as error:  # libraries raise different errors for what they cannot export
         raise ValueError(f"{label}: {_named(array)} cannot be exported: {error}") from error
     tensor, flags = _contents(capsule, array, label)
     code, bits = tensor.dtype.code, tensor.dtype.bits
@@ -164,7 +164,7 @@ def export(array: Any, label: str, stream: int | None = None) -> Exported:
 
 
 def _is_immutable(array: object) -> bool:
-    """Return whether arrays of this type cannot be changed, as those of JAX, whose capsules do not say so."""
+    """Return whether arrays of this type are immutable. JAX's are, although their capsules do not say so."""
     return hasattr(array, "__array_namespace__") and not hasattr(array, "__iadd__")
 
 

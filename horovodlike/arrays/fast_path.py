@@ -1,6 +1,6 @@
-"""The fast path of a named allreduce of one NumPy array that is called again with an array as the last one was.
+"""The fast path of a named allreduce of one NumPy array that is repeated with an array of the same dtype and shape.
 
-Building and looking up what the engine needs takes longer than the engine's own part of a small operation.
+To build or look up a request takes longer than the engine's own part of a small operation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from horovodlike.process_set import ProcessSet
 _ADDRESS = ffi.typeof("uintptr_t")
 
 
-@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+@dataclass(slots=True)  # attributes are faster to read than a named tuple's
 class _Last:
-    """The allreduce that was last made under a name, with what its caller gave for it."""
+    """The last allreduce under a name, with the arguments that its caller gave."""
 
     op: object
     prescale: float
@@ -39,7 +39,7 @@ _last: dict[str, _Last] = {}
 
 
 def remember(call: ArrayCall, op: object, process_set: ProcessSet, array: Any) -> None:
-    """Have `allreduce_again` know a call that has been made with this array."""
+    """Remember a call that was made with this array for `allreduce_again`."""
     if call.name is None or type(array) is not np.ndarray or not array.flags.carray:
         return
     if len(_last) >= CALLS_KEPT:
@@ -53,18 +53,18 @@ def remember(call: ArrayCall, op: object, process_set: ProcessSet, array: Any) -
 def allreduce_again(
     name: Any, op: Any, prescale: Any, postscale: Any, process_set: Any, array: Any, in_place: bool
 ) -> Any:
-    """Do an allreduce at once if it is the same as the last one of this name; return the array with the result.
+    """Carry out an allreduce if it is the same as the last one of this name; return the array with the result.
 
-    Returns None, having done nothing, where there is no fast path.
+    Returns None, without any effect, if there is no fast path.
 
     Args:
-        name: As the caller gave it, as all other arguments: what has not been checked is not remembered.
-        op: The same object as last: True and the sums of other libraries are equal to integers that mean another.
-        prescale: A float, equal to the last one.
-        postscale: Likewise.
-        process_set: The same object as last, with the same id.
-        array: What to reduce.
-        in_place: Whether the result replaces the array. Else only a small array has a fast path: it is copied.
+        name: As the caller gave it, like all other arguments; only checked arguments are remembered.
+        op: Must be the same object as last: True and the sums of other libraries equal integers that mean another op.
+        prescale: Must be a float, equal to the last one.
+        postscale: Must be a float, equal to the last one.
+        process_set: Must be the same object as last, with the same id.
+        array: The array to reduce.
+        in_place: True if the result replaces the array. If not, only a small array has a fast path: it is copied.
     """
     last = _last.get(name) if type(name) is str else None
     if (
@@ -86,7 +86,7 @@ def allreduce_again(
         array = array.copy()
     try:
         memory = ffi.from_buffer(array, require_writable=True)
-    except (BufferError, ValueError):  # it is read-only or not row by row, or of a type that has no buffers
+    except (BufferError, ValueError):  # it is read-only or not row by row, or its dtype has no buffers
         return None
     address = int(ffi.cast(_ADDRESS, memory))
     if address % array.itemsize:

@@ -1,25 +1,25 @@
 """The collectives on arrays of any library.
 
-Every operation has a synchronous form, and a form that returns a handle at once (`*_async`); most have one that works
-in place (a trailing underscore); and there is one for a list of arrays that is carried out as a whole or not at all
-(`grouped_*`). What holds for all:
+Every operation on arrays has a synchronous form, an asynchronous form that returns a handle at once (`*_async`), and
+both for a list of arrays that is carried out as a whole or not at all (`grouped_*`). Allreduce and broadcast also have
+forms that work in place (a trailing underscore). The following holds for all operations:
 
 * An array is a NumPy array, an array of another library that has DLPack (`__dlpack__`), on the CPU or an NVIDIA GPU, or
-  an object with the buffer protocol, such as a `bytearray`. Results are arrays of the same library; of a buffer, NumPy
+  an object with the buffer protocol, such as a `bytearray`. Results are arrays of the same library; for a buffer, NumPy
   arrays.
 * Arrays may be of any dtype of docs/users/dtypes.md, in the machine's byte order, of any shape, 0-d and empty ones
-  included, and of any strides. One with gaps is copied; one that lies column by column (Fortran order) is so too,
-  except for allreduces, in which all ranks must have it in the same order.
+  included, and of any strides. An array with gaps is copied. So is an array in Fortran order (column by column), except
+  in an allreduce, for which all ranks must have the array in the same order.
 * Ranks match operations by name. Unnamed ones are counted, so every rank has to call them in the same order. A name
-  may be used again when the operation before has been synchronized.
+  may be used again when the last operation of that name has been synchronized.
 * If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job continues.
 * The arrays of an asynchronous operation must be left alone until `synchronize`, called once for each handle.
-* A rank has one GPU. All ranks have an array in the host's memory, or all on a GPU.
-* Every operation takes a process set. The other ranks do not need to call it.
-* Any thread may call them, as long as all ranks do under the same names.
+* A rank has one GPU. An array must be in host memory on all ranks, or on a GPU on all ranks.
+* Every operation takes a process set. The ranks outside the set do not need to call it.
+* Any thread may call operations, as long as all ranks use the same names.
 
-All raise `TypeError` for what is no array, `ValueError` for arguments that cannot be used and for a name that is in
-flight, and `HorovodInternalError` if the ranks disagree, or the job is broken or shut down.
+All raise `TypeError` for an object that is not an array, `ValueError` for arguments that cannot be used and for a name
+that is in flight, and `HorovodInternalError` if the ranks disagree, or the job is broken or shut down.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ def allreduce(
 
     Args:
         array: Of the same shape and dtype on all ranks.
-        name: What the ranks match the operation by; counted if None.
-        op: Average, Sum, Min, Max or Product. Average truncates integers; bool knows no Average. Or, for floating-point
-            arrays, Adasum, each array of a group for itself.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
+        op: Average, Sum, Min, Max or Product; or, for floating-point arrays, Adasum, which reduces each array of a
+            group separately. Average truncates integers, and cannot be used with bool.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     reduced = allreduce_again(name, op, prescale_factor, postscale_factor, process_set, array, in_place=False)
@@ -216,16 +216,16 @@ def grouped_allreduce_async_(
 
 
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the arrays of all ranks joined along dimension 0, in the order of the ranks.
+    """Return the arrays of all ranks concatenated along dimension 0, in the order of the ranks.
 
     Args:
-        array: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
-        name: What the ranks match the operation by; counted if None.
+        array: Of at least one dimension. Dimension 0 may be 0, and may differ between ranks; the others may not differ.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     return result(allgather_async(array, name, process_set))
@@ -258,12 +258,12 @@ def broadcast(array: Any, root_rank: int, name: str | None = None, process_set: 
     Args:
         array: Of the same shape and dtype on all ranks; its content matters on the root only.
         root_rank: The (global) rank whose array is sent.
-        name: What the ranks match the operation by; counted if None.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     return result(broadcast_async(array, root_rank, name, process_set))
@@ -331,13 +331,13 @@ def reducescatter(
 ) -> Any:
     """Reduce an array over all ranks and return this rank's rows of the result.
 
-    Dimension 0 is divided among the ranks in their order. If it is no multiple of their number, the first ranks get a
-    row more; if it is less than their number, the last ranks get an empty array.
+    Dimension 0 is divided among the ranks in their order. If it is not a multiple of the number of ranks, the first
+    ranks get one row more; if it is less than that number, the last ranks get an empty array.
 
     Args:
         array: Of at least one dimension, and of the same shape and dtype on all ranks.
-        name: What the ranks match the operation by; counted if None.
-        op: Average, Sum, Min, Max or Product. Average truncates integers; bool knows no Average.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
+        op: Average, Sum, Min, Max or Product. Average truncates integers, and cannot be used with bool.
         process_set: The ranks that take part.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
@@ -345,7 +345,7 @@ def reducescatter(
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         UnsupportedReductionError: `op` is Adasum.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     return result(reducescatter_async(array, name, op, process_set, prescale_factor, postscale_factor))
@@ -396,13 +396,13 @@ def grouped_reducescatter_async(
 def alltoall(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send consecutive rows of the array to each rank, and return what the ranks have sent here, in their order.
+    """Send consecutive rows of the array to each rank, and return the rows received from all ranks, in rank order.
 
     Args:
         array: Of at least one dimension and the same dtype on all ranks. Dimension 0 may differ, the others may not.
-        splits: How many rows go to each rank of the process set. Rows beyond their sum are not sent. None: the same
-            number to each.
-        name: What the ranks match the operation by; counted if None.
+        splits: The number of rows for each rank of the process set. Rows beyond the sum of the splits are not sent. If
+            None, all ranks get the same number.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Returns:
@@ -410,7 +410,7 @@ def alltoall(
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: `splits` do not fit the array or the process set, or the name is in flight already.
     """
     pair = result(alltoall_async(array, splits, name, process_set))
@@ -420,7 +420,7 @@ def alltoall(
 def alltoall_async(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start what `alltoall` does and return a handle, whose result is always the pair."""
+    """Start what `alltoall` does and return a handle. Its result is always the pair of rows and counts."""
     call = movement(Kind.ALLTOALL, "alltoall", name, process_set)
     return start_alltoall(call, [array], [splits], single=True)
 
@@ -433,8 +433,8 @@ def grouped_alltoall(
 ) -> tuple[Any, ...]:
     """Do what `alltoall` does for a list of arrays, of any dtypes, as one operation; return a tuple.
 
-    `splits` has an entry for each array, which may be None, and so has the result: the rows of an array whose entry is
-    None, else the pair.
+    `splits` has an entry for each array. If the entry is None, the array's result is the rows received, else the pair
+    that `alltoall` returns with splits.
     """
     pairs = result(grouped_alltoall_async(arrays, splits, name, process_set))
     chosen = [None] * len(pairs) if splits is None else splits
@@ -447,7 +447,7 @@ def grouped_alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_alltoall` does and return a handle, whose result is a tuple of pairs."""
+    """Start what `grouped_alltoall` does and return a handle. Its result is a tuple of such pairs."""
     call = movement(Kind.ALLTOALL, "grouped_alltoall", name, process_set)
     given = group(arrays, call.label)
     if splits is None:
@@ -465,10 +465,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
-    """Say that this rank has no more data, and return when all ranks of the process set have said so.
+    """Declare that this rank has no more data, and return when all ranks of the process set have done so.
 
-    Until then the others continue without it, with every operation: a rank that has joined contributes nothing, as
-    docs/users/groups.md describes.
+    Until then the other ranks continue without this one: a rank that has joined contributes nothing to any operation,
+    as docs/users/groups.md describes.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -485,18 +485,19 @@ def broadcast_object(
 ) -> Any:
     """Return the root's object: the object itself on the root, a copy of it elsewhere.
 
-    Objects travel as cloudpickle, and unpickling runs code that the sender chose: all ranks of a job hold its secret
-    key and trust each other.
+    Objects are serialized by cloudpickle, and unpickling runs code that the sender chose: all ranks of a job hold its
+    secret key and trust each other.
 
     Args:
-        obj: Anything that cloudpickle can serialize; ignored on the other ranks.
+        obj: Anything that cloudpickle can serialize; ignored on ranks other than the root.
         root_rank: The rank whose object is sent.
-        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        name: The name by which the ranks match the operation; if None, a counter supplies one, for objects of any type.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) The object was changed on its way, and was not unpickled.
-        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
+        HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
+            has joined.
         ValueError: The root is not one of the ranks that take part.
     """
     set_id = registered_id(process_set)
@@ -504,16 +505,16 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. The own object is a copy as well.
+    """Return the objects of all ranks, in the order of the ranks. This rank gets a copy of its own object, too.
 
     Args:
         obj: Anything that cloudpickle can serialize.
-        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        name: The name by which the ranks match the operation; if None, a counter supplies one, for objects of any type.
         process_set: The ranks that take part.
 
     Raises:
         IntegrityError: (A `HorovodInternalError`.) An object was changed on its way; none was unpickled.
-        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
     """
     set_id = registered_id(process_set)
     return objects.allgather_object(obj, object_name(name, set_id), set_id)

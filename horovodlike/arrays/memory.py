@@ -1,7 +1,7 @@
-"""Arrays of any library as the engine sees them: an address, a shape and an element type; and results given back.
+"""Arrays of any library as the engine sees them: an address, a shape and an element type; and the way back for results.
 
-An array in the host's memory becomes a NumPy array on the same memory, whatever it was; one on a GPU stays one of its
-library, which also makes the arrays for results there.
+An array in the host's memory, of any library, becomes a NumPy array on the same memory. An array on a GPU stays an
+array of its library, which also makes the arrays for results there.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from horovodlike.arrays.dlpack import DeviceType, Exported
 
 NumpyArray: TypeAlias = np.ndarray[Any, Any]
 
-# Element types that NumPy itself has not got, as others of their size.
+# Element types that NumPy itself lacks, with the NumPy types of the same size that are used for them.
 _RAW = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 class Memory(NamedTuple):
-    """An address, and what keeps the memory there."""
+    """An address, and the object that keeps the memory."""
 
     address: int
     keeper: object
 
 
 class _Foreign:
-    """Memory of another library, for NumPy to look at: NumPy keeps this object, which keeps the capsule."""
+    """Memory of another library, as a source for a NumPy array, which keeps this object and thus the capsule."""
 
     def __init__(self, exported: Exported) -> None:
         dtype = np.dtype(_RAW.get(exported.dtype.name, exported.dtype.name))
@@ -49,10 +49,10 @@ class HostArray:
     """An array in the host's memory.
 
     Attributes:
-        given: The object of the caller's.
+        given: The caller's object.
         array: A NumPy array on its memory.
         dtype: The element type.
-        gpu: None: it is not on a GPU.
+        gpu: None, since the array is not on a GPU.
     """
 
     __slots__ = ("_library", "array", "dtype", "given")
@@ -62,7 +62,7 @@ class HostArray:
         self.given = given
         self.array = array
         self.dtype = dtype
-        self._library = library  # what makes arrays like the caller's of NumPy's; None: they are NumPy's
+        self._library = library  # converts NumPy arrays to arrays like the caller's; None if those are NumPy's
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,14 +72,14 @@ class HostArray:
 
     @property
     def is_writable(self) -> bool:
-        """Whether an operation in place can write the array."""
+        """True if an operation in place can write the array."""
         return self.array.flags.writeable
 
     def overlaps_itself(self) -> bool:
-        """Return whether elements share memory, as those of an array that was broadcast to its shape do."""
+        """Return whether elements share memory, as in an array that was broadcast to its shape."""
         if self.array.flags.forc or self.array.size == 0:
             return False
-        reach = self.array.itemsize  # of the dimensions with smaller strides
+        reach = self.array.itemsize  # the bytes spanned by the dimensions with smaller strides
         for stride, extent in sorted(zip(map(abs, self.array.strides), self.array.shape, strict=True)):
             if extent > 1 and stride < reach:
                 return True
@@ -87,10 +87,10 @@ class HostArray:
         return False
 
     def in_memory(self, allows_columns: bool) -> tuple[NumpyArray, MemoryFormat]:
-        """Return the array, or a copy, whose elements lie without gaps; and in which order.
+        """Return the array, or a copy, whose elements lie without gaps; and their order.
 
         Args:
-            allows_columns: The operation takes arrays that lie column by column as well.
+            allows_columns: True if the operation also takes arrays that lie column by column.
         """
         flags = self.array.flags
         if flags.c_contiguous and flags.aligned:
@@ -100,11 +100,11 @@ class HostArray:
         return self.array.copy(order="C"), MemoryFormat.ROW_MAJOR
 
     def empty(self, shape: Sequence[int], memory_format: MemoryFormat = MemoryFormat.ROW_MAJOR) -> NumpyArray:
-        """Return memory for a result."""
+        """Return an uninitialised array for a result."""
         return np.empty(shape, self.array.dtype, "F" if memory_format == MemoryFormat.COLUMN_MAJOR else "C")
 
     def memory_of(self, array: NumpyArray) -> Memory:
-        """Return where the elements of `array`, or of a copy or a result, are."""
+        """Return the memory of the caller's array, a copy or a result."""
         return Memory(array.__array_interface__["data"][0], array)
 
     def write(self, result: NumpyArray) -> None:
@@ -126,8 +126,8 @@ class HostArray:
 class GpuArray:
     """An array on a GPU. Attributes and methods are as those of `HostArray`; `array` is one of the caller's library.
 
-    Work that the library has queued for the array comes before that of the engine, as the library makes the default
-    stream, on which the engine is called, wait for it.
+    The library makes the default stream wait for the work that it has queued for the array. The engine is called on the
+    default stream, so its work comes after that.
     """
 
     __slots__ = ("_exported", "_label", "_library", "array", "dtype", "given", "gpu")
@@ -147,12 +147,12 @@ class GpuArray:
 
     @property
     def is_writable(self) -> bool:
-        """Whether its library lets others write the array."""
+        """True if its library lets other code write the array."""
         return not self._exported.read_only
 
     def overlaps_itself(self) -> bool:
-        """Return whether elements share memory, as those of an array that was broadcast to its shape do."""
-        strides = self._exported.strides or ()  # none: there are no gaps
+        """Return whether elements share memory, as in an array that was broadcast to its shape."""
+        strides = self._exported.strides or ()  # without strides there are no gaps
         return any(extent > 1 and not stride for extent, stride in zip(self.shape, strides, strict=False))
 
     def in_memory(self, allows_columns: bool) -> tuple[Any, MemoryFormat]:
@@ -165,16 +165,16 @@ class GpuArray:
         return copy, MemoryFormat.ROW_MAJOR
 
     def empty(self, shape: Sequence[int], memory_format: MemoryFormat = MemoryFormat.ROW_MAJOR) -> Any:
-        """Return memory for a result. Any thread may call it."""
+        """Return an uninitialised array for a result. Any thread may call this."""
         del memory_format
         try:
             return self._library.empty(tuple(shape), dtype=self.given.dtype, device=self.given.device)
-        except TypeError:  # CuPy takes no device: it has a current one
+        except TypeError:  # CuPy's takes no device, and uses the current one
             with self.given.device:
                 return self._library.empty(tuple(shape), dtype=self.given.dtype)
 
     def memory_of(self, array: Any) -> Memory:
-        """Return where the elements of `array`, or of a copy or a result, are; their stream is waited for."""
+        """Return the memory of the caller's array, a copy or a result. The default stream waits for the work on it."""
         exported = self._exported
         if array is not self.array:
             exported = dlpack.export(array, self._label, dlpack.DEFAULT_STREAM)
@@ -191,18 +191,18 @@ class GpuArray:
 
 Array: TypeAlias = HostArray | GpuArray
 COUNTS = HostArray(None, np.empty(0, np.int32), DType["int32"])
-"""What the second results of an alltoall are like: how many rows came from each rank."""
+"""A model for the second result of an alltoall, the number of rows received from each rank."""
 
 
 def describe(given: Any, label: str) -> Array:
-    """Return an object as the engine sees it.
+    """Return the array as the engine sees it.
 
     Args:
         given: A NumPy array, an array of another library with DLPack, or an object with the buffer protocol.
-        label: How messages call the operation.
+        label: The name of the operation in messages.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: `given` is not an array.
         ValueError: Its elements cannot be sent, or are not where the engine can reach them.
     """
     if isinstance(given, np.ndarray):
@@ -249,7 +249,7 @@ def _library_of(array: Any, label: str) -> Any:
     """Return the module that has `from_dlpack` for arrays of this type.
 
     Raises:
-        TypeError: It cannot be found.
+        TypeError: There is no such module.
     """
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
@@ -267,7 +267,7 @@ def check_distinct(arrays: Sequence[Array], label: str) -> None:
     """Make sure that an operation in place can write the arrays, and that no two elements share memory.
 
     Raises:
-        ValueError: It cannot, or they do.
+        ValueError: An array is read-only, or elements share memory.
     """
     for array in arrays:
         if not array.is_writable:
@@ -279,13 +279,13 @@ def check_distinct(arrays: Sequence[Array], label: str) -> None:
 
 
 def check_no_overlap(arrays: Sequence[Array], label: str) -> None:
-    """Make sure that arrays have no memory in common.
+    """Make sure that arrays in the host's memory have no memory in common.
 
     Raises:
-        ValueError: Two of them have.
+        ValueError: Two arrays share memory.
     """
     on_host = [array.array for array in arrays if isinstance(array, HostArray) and array.array.size]
-    begun: list[tuple[int, NumpyArray]] = []  # arrays that begin before the next one, with their ends
+    begun: list[tuple[int, NumpyArray]] = []  # arrays that may reach into the next one, with their ends
     for begin, end, index in sorted((*_bounds(array), index) for index, array in enumerate(on_host)):
         begun = [(its_end, other) for its_end, other in begun if its_end > begin]
         if any(np.shares_memory(on_host[index], other) for _, other in begun):
@@ -294,7 +294,7 @@ def check_no_overlap(arrays: Sequence[Array], label: str) -> None:
 
 
 def _bounds(array: NumpyArray) -> tuple[int, int]:
-    """Return the address of the first byte of an array, and that behind the last one."""
+    """Return the address of the first byte of an array, and the address after its last byte."""
     reaches = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
     address: int = array.__array_interface__["data"][0]
     return address + sum(min(reach, 0) for reach in reaches), address + sum(

@@ -1,16 +1,16 @@
-"""Messages from one rank to another, of arrays of any library in the host's memory. The names are mpi4py's.
+"""Messages of arrays from one rank to another, for any library, in the host's memory. The function names are mpi4py's.
 
-* `tag` tells messages of two ranks from each other. Those of one tag and process set arrive in the order in which they
-  were sent; several may be on the way at once, in both directions.
-* A receive writes into the memory of an array, which has as many bytes and the dtype that the message has: else it
-  raises `MismatchError`, on the receiver, and the message is lost. Shapes may differ.
+* `tag` distinguishes the messages between two ranks. Messages of the same tag and process set arrive in the order in
+  which they were sent; several may be in flight at once, in both directions.
+* A receive writes the message into an array, which must have the same dtype and number of bytes as the message. Else
+  the receive raises `MismatchError`, and the message is lost. Shapes may differ.
 * Ranks are global ones, as in all other functions.
 * A large message is not sent before it is received: two ranks that send to each other use `isend` or `sendrecv`.
-* Handles of `isend` and `irecv` are for `synchronize` and `poll`. Until then the arrays must be left alone.
-* Any thread may call them. What is interrupted, as by Ctrl-C, counts as sent, or as received.
+* `synchronize` and `poll` take the handles of `isend` and `irecv`. Leave the arrays alone until `synchronize` returns.
+* Any thread may call these functions. An interrupted call, as by Ctrl-C, counts as sent, or as received.
 
-All raise `TypeError` for what is no array, `ValueError` for arguments that cannot be used, and `HorovodInternalError`
-if the job is broken or shut down.
+All raise `TypeError` for an object that is not an array, `ValueError` for arguments that cannot be used, and
+`HorovodInternalError` if the job is broken or shut down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ANY_SOURCE", "irecv", "isend", "recv", "send", "sendrecv"]
 
 
 def send(array: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Send an array to a rank, and return when its memory may be used again: for a large one, when it is received.
+    """Send an array to a rank, and return when its memory may be used again: for a large array, when it is received.
 
     Args:
         array: Of any shape.
@@ -39,7 +39,7 @@ def send(array: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_p
 
     Raises:
         HorovodInternalError: The job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used.
     """
     result(isend(array, dest, tag, process_set))
@@ -59,18 +59,18 @@ def isend(array: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_
 
 
 def recv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
-    """Receive a message into an array, and return the rank that has sent it.
+    """Receive a message into an array, and return the sender's rank.
 
     Args:
-        array: Where the message goes: writable, with the dtype and as many bytes as the message has.
-        source: The rank that sends it; with `ANY_SOURCE`, the first message that has arrived.
-        tag: That of the message.
-        process_set: That of the message.
+        array: The array for the message: writable, with the message's dtype and number of bytes.
+        source: The sender's rank; with `ANY_SOURCE`, the first message from any rank is received.
+        tag: The tag of the message.
+        process_set: The process set of the message.
 
     Raises:
         MismatchError: The message has another size or dtype.
         HorovodInternalError: The job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used.
     """
     sender: int = result(irecv(array, source, tag, process_set))
@@ -78,7 +78,7 @@ def recv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: Proces
 
 
 def irecv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
-    """Start what `recv` does and return a handle for `poll` and `synchronize`, whose result is the sender's rank."""
+    """Start what `recv` does and return a handle for `poll` and `synchronize`. Its result is the sender's rank."""
     received = _on_host(array, "recv")
     check_distinct([received], "recv")
     work, _ = received.in_memory(allows_columns=False)
@@ -105,13 +105,13 @@ def sendrecv(
     recvtag: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Send an array and receive a message into another one at the same time; return the rank that has sent it.
+    """Send an array and receive a message into another one at the same time; return its sender's rank.
 
     Args:
-        array: As of `send`; it shares no memory with `recvbuf`.
-        dest: As of `send`.
-        recvbuf: As the array of `recv`.
-        source: As of `recv`.
+        array: The array to send; it must share no memory with `recvbuf`.
+        dest: See `send`.
+        recvbuf: See `array` of `recv`.
+        source: See `recv`.
         sendtag: The tag of the message that is sent.
         recvtag: The tag of the message that is received.
         process_set: A set of which all three ranks are members.
@@ -119,11 +119,11 @@ def sendrecv(
     Raises:
         MismatchError: The message has another size or dtype.
         HorovodInternalError: The job is broken or shut down.
-        TypeError: One is no array.
+        TypeError: `array` or `recvbuf` is not an array.
         ValueError: An argument cannot be used.
     """
     check_no_overlap([_on_host(array, "sendrecv"), _on_host(recvbuf, "sendrecv")], "sendrecv")
-    # Before the receive is posted: an argument of the send that cannot be used must not leave it behind.
+    # Checked before the receive is posted: an invalid send must not leave a receive in flight.
     sent = _options("sendrecv", "dest", dest, sendtag, process_set)
     if not 0 <= sent["peer"] < basics.size() or sent["tag"] < 0:
         raise ValueError(f"sendrecv: dest must be one of the ranks 0 to {basics.size() - 1}, sendtag 0 or more")
@@ -141,6 +141,6 @@ def _on_host(array: Any, what: str) -> HostArray:
 
 
 def _options(what: str, argument: str, peer: Any, tag: Any, process_set: ProcessSet) -> dict[str, int]:
-    """Return the arguments of `messages` that both kinds have."""
+    """Return the arguments of `messages` that sends and receives have in common."""
     set_id = registered_id(process_set)
     return {"peer": integer(peer, argument, what), "tag": integer(tag, "tag", what), "process_set": set_id}

@@ -1,4 +1,4 @@
-"""From arrays to requests and back: what all operations on arrays have in common.
+"""From arrays to requests and back: the common part of all operations on arrays.
 
 An operation in flight borrows the memory of its arrays, and this module keeps it until the operation is complete,
 whatever the caller does with the arrays or the handle.
@@ -36,19 +36,19 @@ from horovodlike.process_set import ProcessSet, UnnamedCounter, registered_id
 Finish: TypeAlias = Callable[[list[Output]], Any]
 Tensors: TypeAlias = tuple[tuple[DType, tuple[int, ...]], ...]
 
-# Building a request costs several microseconds, and a loop uses the same names again and again.
+# Building a request costs several microseconds, and a loop uses the same names again: so many requests are kept.
 CALLS_KEPT = 2048
 
 _unnamed = UnnamedCounter()
-_counting = threading.Lock()  # held from the number of an operation to its enqueue, which may be refused
+_counting = threading.Lock()  # held from counting an operation until it is enqueued, or its number is taken back
 
 
 @dataclass(frozen=True)
 class ArrayCall:
-    """The arguments of an operation, apart from its arrays. The same on all ranks."""
+    """The arguments of an operation, apart from its arrays; equal on all ranks."""
 
     kind: Kind
-    operation: str  # the name of the function, without what says how it is called
+    operation: str  # the name of the function, without `_async` or a trailing underscore
     name: str | None
     op: int = ReduceOp.SUM
     root_rank: int = -1
@@ -58,13 +58,13 @@ class ArrayCall:
 
     @property
     def label(self) -> str:
-        """Return how messages call the operation."""
+        """The name of the operation in messages."""
         return called(self.operation, self.name)
 
 
 class _Operation(NamedTuple):
-    finish: Callable[[Any], Any]  # makes the result of what `wait` returns
-    borrowed: object  # the arrays, and what keeps their memory
+    finish: Callable[[Any], Any]  # makes the result from the value of `wait`
+    borrowed: object  # the arrays, and the objects that keep their memory
     allocation: Allocation | None = None
     wait: Callable[[int], Any] = ops.wait
 
@@ -74,7 +74,7 @@ _lost: frozenset[int] = frozenset()  # handles of the previous job, not synchron
 
 
 def _begin_anew(_: object) -> None:
-    """Release what was in flight in the previous job."""
+    """Release the operations that were in flight in the previous job."""
     global _lost
     _lost = frozenset(_in_flight)
     for handle in _lost:
@@ -113,7 +113,7 @@ def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_
 
 
 def object_name(name: str | None, set_id: int) -> str:
-    """Return the name that the ranks of a process set match a collective on objects by."""
+    """Return the name by which the ranks of a process set match a collective on objects."""
     check_name(name, "object")
     return f"array.object.{f'noname.{_unnamed.next(set_id)}' if name is None else name}"
 
@@ -122,8 +122,8 @@ def group(arrays: Iterable[Any], operation: str) -> list[Any]:
     """Return the arrays of a grouped operation as a list.
 
     Raises:
-        TypeError: It is no list.
-        ValueError: There are none.
+        TypeError: `arrays` is not a list of arrays.
+        ValueError: The list is empty.
     """
     if not isinstance(arrays, Iterable) or isinstance(arrays, (str, bytes)) or hasattr(arrays, "shape"):
         raise TypeError(f"{operation}: expected a list of arrays, got {type(arrays).__name__}")
@@ -137,8 +137,8 @@ def described(call: ArrayCall, given: Sequence[Any], needs_rows: bool = False) -
     """Return the arrays of an operation as the engine sees them.
 
     Raises:
-        TypeError: One is no array.
-        ValueError: One cannot be sent, or has no rows where they are needed, or they are on several devices.
+        TypeError: An element is not an array.
+        ValueError: An array cannot be sent, or has no rows where they are needed; or the arrays are on several devices.
     """
     label = call.label
     arrays = [describe(each, label) for each in given]
@@ -191,14 +191,14 @@ def start(
     """Enqueue an operation and return its handle.
 
     Args:
-        call: What to do.
-        arrays: The arrays of the caller's, at least one.
-        inputs: Of each, what is sent: itself, or a copy; or None.
-        outputs: Of each, what gets the result, or None; or nothing, if the engine allocates the results.
-        finish: Called with what the engine has allocated; returns the result.
-        arguments: As of `Request`.
-        allocation: Finds the memory of results on a GPU that the engine knows the sizes of.
-        tensors: What the ranks must agree on, if not the dtypes and shapes of the arrays.
+        call: The arguments of the operation.
+        arrays: The caller's arrays, at least one.
+        inputs: For each, the array to send: itself, or a copy; None if nothing is sent.
+        outputs: For each, the array for the result, or None; empty if the engine allocates the results.
+        finish: Called with the outputs that the engine has allocated; returns the result.
+        arguments: See `Request`.
+        allocation: Finds memory for results on a GPU, when the engine knows their sizes.
+        tensors: The dtypes and shapes that the ranks must agree on, if not those of the arrays.
     """
     sources = [_memory_of(array, each) for array, each in zip(arrays, inputs, strict=True)]
     targets = [_memory_of(array, each) for array, each in zip(arrays, outputs, strict=False)]
@@ -236,9 +236,9 @@ def start_in_place(call: ArrayCall, given: Sequence[Any], single: bool) -> int:
     An array with gaps is copied, and the result is copied back when the operation is synchronized.
 
     Args:
-        call: What to do.
-        given: The arrays of the caller's.
-        single: The result is the array, not a tuple.
+        call: The arguments of the operation.
+        given: The caller's arrays.
+        single: True if the result is the array, not a tuple.
     """
     arrays = described(call, given)
     check_distinct(arrays, call.label)
@@ -281,7 +281,7 @@ def _wrapping(arrays: Sequence[Array], outputs: Sequence[Any], single: bool) -> 
 
 
 def _in_memory(call: ArrayCall, arrays: Sequence[Array]) -> tuple[list[Any], list[MemoryFormat]]:
-    """Return the arrays, or copies of them, without gaps; and their orders, if one is not row by row."""
+    """Return the arrays, or copies, without gaps; and their orders, or no orders if all are row by row."""
     pairs = [array.in_memory(call.kind is Kind.ALLREDUCE) for array in arrays]
     formats = [how for _, how in pairs]
     return [work for work, _ in pairs], formats if any(formats) else []
@@ -305,7 +305,7 @@ def start_gather(call: ArrayCall, array: Any) -> int:
 
 
 def start_scatter(call: ArrayCall, array: Any) -> int:
-    """Enqueue an operation whose result is this rank's part of the root's array, whose others are like their parts."""
+    """Enqueue a scatter of the root's array. The result is this rank's part; elsewhere `array` is like that part."""
     (described_array,) = arrays = described(call, [array], needs_rows=True)
     inputs, shape = [None], described_array.shape
     if basics.rank() == call.root_rank:
@@ -320,7 +320,7 @@ def start_scatter(call: ArrayCall, array: Any) -> int:
 
 
 def start_reduce(call: ArrayCall, array: Any, in_place: bool) -> int:
-    """Enqueue an operation whose result is on the root only; elsewhere it is the array if in place, else None."""
+    """Enqueue a reduction to the root. Elsewhere its result is the array itself if in place, else None."""
     if in_place and basics.rank() == call.root_rank:
         return start_in_place(call, [array], single=True)
     arrays = described(call, [array])
@@ -332,18 +332,18 @@ def start_reduce(call: ArrayCall, array: Any, in_place: bool) -> int:
 
 
 def start_alltoall(call: ArrayCall, given: Sequence[Any], splits: Sequence[Any], single: bool) -> int:
-    """Enqueue an alltoall of so many rows of each array for each member of the process set; return its handle.
+    """Enqueue an alltoall, and return its handle.
 
-    The result is, of each array, the rows received and how many came from each member.
+    The result is, for each array, the rows received and the number from each member of the process set.
 
     Args:
-        call: What to do.
-        given: The arrays of the caller's.
-        splits: Of each, the rows for each member; or None for the same number each.
-        single: The result is the pair, not a tuple of pairs.
+        call: The arguments of the operation.
+        given: The caller's arrays.
+        splits: For each array, the number of rows for each member; or None for the same number each.
+        single: True if the result is the pair, not a tuple of pairs.
 
     Raises:
-        TypeError: One is no array, or its splits are no sequence.
+        TypeError: An element is not an array, or its splits are not a sequence.
         ValueError: Splits do not fit the array or the process set.
     """
     arrays = described(call, given, needs_rows=True)
@@ -364,7 +364,7 @@ def _start_varying(
     arrange: Callable[[Sequence[Any]], Any],
     arguments: Sequence[int] = (),
 ) -> int:
-    """Enqueue an operation whose results are like `likes`, but for the rows, which the ranks find out together."""
+    """Enqueue an operation whose results are like `likes`, except for their rows, which depend on all ranks."""
     inputs, _ = _in_memory(call, arrays)
     shapes = [like.shape[1:] for like in likes]
     if arrays[0].gpu is None:
@@ -392,7 +392,7 @@ def _start_varying(
 
 
 def _row_counts(call: ArrayCall, rows: int, splits: Any) -> list[int]:
-    """Return how many rows of an array go to each member of the process set."""
+    """Return the number of rows of an array for each member of the process set."""
     size = len(process_set.members(call.process_set))
     if splits is not None:
         return split_counts(splits.tolist() if hasattr(splits, "tolist") else splits, size, call.label)
@@ -409,8 +409,8 @@ def start_message(
     Args:
         post: Gives the message to the engine, and returns the handle.
         wait: Waits for the handle and consumes it.
-        finish: Called with what `wait` returns; returns the result.
-        borrowed: What keeps the memory of the message.
+        finish: Called with the value of `wait`; returns the result.
+        borrowed: The objects that keep the memory of the message.
     """
     operation = _Operation(finish, borrowed, wait=wait)
     before = ops.last_handle()
@@ -419,7 +419,7 @@ def start_message(
         _in_flight[handle] = operation
     except BaseException:
         last = ops.last_handle()
-        if last not in (0, before):  # a signal handler has raised when the engine has the message
+        if last not in (0, before):  # a signal handler has raised after the engine got the message
             ops.give_up(last, operation)
             _in_flight.pop(last, None)
         raise
@@ -429,23 +429,23 @@ def start_message(
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result. Any thread may do so, once for each handle.
 
-    A result on a GPU is there when it returns: the host waits for the GPU.
+    A result on a GPU is complete when this returns: the host waits for the GPU.
 
     Args:
-        handle: Of a function whose name ends with `_async` or `_async_`.
+        handle: From `isend`, `irecv` or a function whose name ends with `_async` or `_async_`.
 
     Returns:
-        An array of the library of the array that was given; of a group, a tuple; of an operation in place, the object
-        that was given.
+        An array of the library of the caller's array; for a group, a tuple; for an operation in place, the caller's
+        object.
 
     Raises:
-        TypeError: It is no handle.
+        TypeError: `handle` is not an integer.
         ValueError: There is no such operation, or it was synchronized before.
         HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
-            another one has begun since.
+            a new job has begun since.
     """
     handle = integer(handle, "handle", "synchronize")
-    operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
+    operation = _in_flight.get(handle)  # held here before the pop: a signal handler may raise
     if operation is None and handle in _lost:
         raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
     try:
@@ -466,7 +466,7 @@ def poll(handle: int) -> bool:
     """Return whether `synchronize` would return at once, apart from waiting for a GPU.
 
     Raises:
-        TypeError: It is no handle.
+        TypeError: `handle` is not an integer.
         ValueError: There is no such operation, or it was synchronized before.
     """
     handle = integer(handle, "handle", "poll")
@@ -483,7 +483,10 @@ def _unknown(handle: int) -> ValueError:
 
 
 def result(handle: int) -> Any:
-    """Synchronize a handle that its caller does not get."""
+    """Synchronize the handle of a blocking call, whose caller never sees the handle.
+
+    If this raises, the request is given up, because the caller has no handle to wait for it again.
+    """
     try:
         return synchronize(handle)
     except BaseException:

@@ -1,6 +1,6 @@
-"""The collectives on arrays in which one rank, the root, gives or gets the data of all.
+"""The collectives on arrays in which one rank, the root, sends data to all ranks or gets the data of all.
 
-What `functions` says of arrays, names, handles and errors holds for them as well.
+The rules of `functions` for arrays, names, handles and errors hold for them as well.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = [
 
 
 def gather(array: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the arrays of all ranks joined along dimension 0 on the root, in the order of the ranks; elsewhere None.
+    """Return on the root the arrays of all ranks concatenated along dimension 0, in rank order; elsewhere None.
 
     Args:
-        array: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
+        array: Of at least one dimension. Dimension 0 may be 0, and may differ between ranks; the others may not differ.
         root_rank: The (global) rank that gets the result.
-        name: What the ranks match the operation by; counted if None.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     return result(gather_async(array, root_rank, name, process_set))
@@ -57,12 +57,12 @@ def scatter(array: Any, root_rank: int, name: str | None = None, process_set: Pr
         array: On the root, the parts of all ranks one after the other. On other ranks, an array of the shape and dtype
             of one part, such as `numpy.empty` makes; its content does not matter.
         root_rank: The (global) rank whose array is sent.
-        name: What the ranks match the operation by; counted if None.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: The rows cannot be divided evenly, another argument cannot be used, or the name is in flight
             already.
     """
@@ -90,8 +90,8 @@ def reduce(
     Args:
         array: Of the same shape and dtype on all ranks.
         root_rank: The (global) rank that gets the result.
-        name: What the ranks match the operation by; counted if None.
-        op: Average, Sum, Min, Max or Product, as of `allreduce`.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
+        op: Average, Sum, Min, Max or Product; see `allreduce`.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.
@@ -99,7 +99,7 @@ def reduce(
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         UnsupportedReductionError: `op` is Adasum.
-        TypeError: It is no array.
+        TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     return result(reduce_async(array, root_rank, name, op, prescale_factor, postscale_factor, process_set))
@@ -128,7 +128,7 @@ def reduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Do what `reduce` does in place: overwrite the root's array, leave the others as they are; return the array."""
+    """Do what `reduce` does in place: overwrite the root's array, leave the others unchanged; return the array."""
     result(reduce_async_(array, root_rank, name, op, prescale_factor, postscale_factor, process_set))
     return array
 

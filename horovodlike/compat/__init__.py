@@ -1,20 +1,20 @@
-"""Scripts that say ``import horovod.torch as hvd`` run unchanged: Horovod's module names for horovodlike's modules.
+"""Horovod's module names for horovodlike's modules, so that scripts with ``import horovod.torch`` run unchanged.
 
-Either of these gives a process the names::
+Each of these three gives a process the names::
 
     hvdrun --compat -np 2 python train.py         # the ranks
     python -m horovodlike.compat train.py         # one process
-    import horovodlike.compat                     # a line at the top of a script
+    import horovodlike.compat                     # two lines at the top of a script
     horovodlike.compat.install()
 
 Child processes have the names too, whichever way :mod:`multiprocessing` starts them. Other programs that a script
 starts do not.
 
-:data:`ALIASES` is the table. What lies below a module of the table lies below its counterpart as well, so
-``horovod.torch.mpi_ops`` needs no row. An alias is the very same module: ``horovod.torch is horovodlike.torch``, and
-so are the classes in it, whichever name they were imported by. :mod:`horovodlike.compat.horovod` has modules in the
-shape of Horovod's where horovodlike has none of that shape, and :mod:`horovodlike.compat.program` runs a script as
-Python itself would.
+:data:`ALIASES` is the table of the names. Submodules of a module in it map to submodules of its counterpart, so
+``horovod.torch.mpi_ops`` needs no row. An alias is the same module object: ``horovod.torch is horovodlike.torch``, and
+a class imported by either name is the same class. :mod:`horovodlike.compat.horovod` has modules with the contents of
+Horovod's where no module of horovodlike has them, and :mod:`horovodlike.compat.program` runs a script as Python itself
+would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 __all__ = ["ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
 API_VERSION = "0.28.1"
-"""What ``horovod.__version__`` says: the release of Horovod whose API this is, for scripts that compare versions."""
+"""The value of ``horovod.__version__``: the release of Horovod with this API, for scripts that compare versions."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Alias:
     """One row of the table.
 
     Attributes:
-        name: A module of Horovod.
-        module: The module of horovodlike that stands for it. It may not exist yet.
-        advice: The message if it does not exist: why, and the remedy.
+        name: The name of a module of Horovod.
+        module: The name of the module of horovodlike that replaces it, which may not exist yet.
+        advice: The end of the error message if it does not exist: the reason and the remedy.
     """
 
     name: str
@@ -71,18 +71,18 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
 )
-"""Every module of Horovod that has a counterpart, or whose lack has a reason worth a message."""
+"""Horovod's modules that have a counterpart here, and those whose absence needs an explanation."""
 
 
 def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
-    """Return the row that decides about a module: its own, or one made from the closest package above it that has one.
+    """Return the row of a module; if it has none, make one from the row of the closest package above it.
 
     Args:
         name: The full name of a module.
         table: The rows.
 
     Returns:
-        The row, whose module may not exist; None if the name has nothing to do with Horovod.
+        The row, whose module may not exist; None if neither the module nor a package above it has a row.
     """
     rows = {row.name: row for row in table}
     above, below = name, ""
@@ -95,26 +95,26 @@ def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
 
 
 DEFAULTS = {"HOROVODLIKE_JOIN_AVERAGE": "all"}
-"""Settings whose defaults give other numbers than Horovod's, with the values that give Horovod's."""
+"""Settings whose defaults change results compared with Horovod, with the values that give Horovod's results."""
 
 
 class _Loader(Loader):
-    """A loader that ends an import with a module of another name."""
+    """A loader that makes an import return a module of another name."""
 
     def __init__(self, module: str) -> None:
         self._module = module
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Have an empty module made, the default; it is never seen."""
+        """Return None, so that Python makes an empty module; :meth:`exec_module` replaces it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        # What stands in sys.modules after this is what the import returns; that is a documented use. Handing out the
-        # real module in create_module() instead would have its __spec__ overwritten.
+        # The import returns the module that is in sys.modules after this call, which is a documented use. If instead
+        # create_module() returned the real module, Python would overwrite its __spec__.
         sys.modules[module.__name__] = importlib.import_module(self._module)
 
 
 class _Finder(MetaPathFinder):
-    """A finder of ``horovod`` and everything below it, so that no copy is loaded through a package's folder."""
+    """A finder of ``horovod`` and its submodules, so that no copy of one is loaded through its package's folder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -137,12 +137,12 @@ class _Finder(MetaPathFinder):
 def install(*, quiet: bool = False) -> None:
     """Give this process and its children Horovod's module names and `DEFAULTS`. A second call does nothing.
 
-    A setting that the environment has stays as it is. To take effect, it has to be called before ``init()``.
+    A setting that is in the environment keeps its value. Call this before ``init()``, which reads the settings.
 
-    An installed Horovod is hidden by this, and a line on standard error (of rank 0) says so.
+    This hides an installed Horovod; rank 0 then writes a note to standard error.
 
     Args:
-        quiet: Leaves that line out.
+        quiet: Leave the note out.
 
     Raises:
         ImportError: Horovod itself has been imported already.
@@ -158,7 +158,7 @@ def install(*, quiet: bool = False) -> None:
     if not quiet and os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
         _mention_what_is_hidden()
     for name, value in DEFAULTS.items():
-        if not os.environ.get(name):  # an empty one stands for the default, here as in `config`
+        if not os.environ.get(name):  # an empty variable counts as not set, as in `config`
             os.environ[name] = value
     sys.meta_path.insert(0, _Finder())
     _install_in_children()
@@ -166,14 +166,14 @@ def install(*, quiet: bool = False) -> None:
 
 def _mention_what_is_hidden() -> None:
     real = PathFinder.find_spec("horovod")
-    # A folder that merely has this name, such as one of examples, has no origin.
+    # A folder of this name that is no package, such as a folder of examples, has no origin.
     if real is not None and real.origin is not None:
         folder = os.path.dirname(real.origin)
         note = f"horovodlike.compat: the Horovod in {folder} is not used; horovodlike stands in for it"
         print(note, file=sys.stderr)
 
 
-# The child's search path is a part of the same dictionary, but comes into force only later.
+# Sets the child's search path first: the preparation data has it as well, but the child applies that only later.
 _INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorovodlike.compat.install(quiet=True)"
 
 
@@ -187,9 +187,9 @@ class _InstallWhereRead:
 def _install_in_children() -> None:
     """Have every child that :mod:`multiprocessing` starts from now on install the names.
 
-    A forked child has them from its parent. One that is spawned, or forked from a server, is a new interpreter: the
-    names must be installed before :mod:`multiprocessing` imports the script there. It sends each child a dictionary of
-    preparations, as a pickle; an entry that is added to it installs the names while it is unpickled.
+    A forked child inherits the names. A child that is spawned, or forked from a fork server, is a new interpreter: the
+    names must be installed before :mod:`multiprocessing` imports the script in it. :mod:`multiprocessing` sends each
+    child a pickled dictionary of preparation data; an additional item in it installs the names when it is unpickled.
     """
     original = multiprocessing.spawn.get_preparation_data
 

@@ -2,8 +2,8 @@
 
 import sys
 
-# What Python has put before the search path is the current folder, which may be a checkout whose source is not what is
-# installed, or the folder of this file, as hvdrun starts it by its path. The program gets an entry of its own.
+# Python has put an entry in front of the search path: with -m, the current folder, where a checkout would hide the
+# installed package; with a path, as hvdrun starts this, the folder of this file. The program gets an entry of its own.
 if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
     del sys.path[0]
 

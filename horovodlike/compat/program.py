@@ -1,7 +1,7 @@
-"""Runs a script, a module or a text as ``python`` itself would, but with Horovod's module names.
+"""Runs a script, a module or a string of code as ``python`` itself would, but with Horovod's module names.
 
-The program's module is ``__main__`` to all other modules until the interpreter ends, since exit handlers, threads
-and pickles may still need it; that is why this is no call of :mod:`runpy`.
+The program's module remains ``__main__`` until the interpreter ends, since exit handlers, threads and pickles may still
+need it. This does not use :mod:`runpy`, which would restore the previous ``__main__`` when the program's code ends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Program:
 
     Attributes:
         code: The code.
-        name: The first word of ``sys.argv``.
-        attributes: What its module has besides the code's own.
+        name: The value of ``sys.argv[0]``.
+        attributes: The attributes of its module before the code runs.
     """
 
     code: CodeType
@@ -49,11 +49,11 @@ def main(words: Sequence[str]) -> None:
     """Run the program that a command line names.
 
     Args:
-        words: The script, or ``-m`` and a module, or ``-c`` and a text; then the arguments of that.
+        words: The script, or ``-m`` and a module, or ``-c`` and a string of code; then the program's arguments.
 
     Raises:
-        SystemExit: The program cannot be found, or has raised it.
-        BaseException: Whatever else the program has raised; how it is shown does not betray this module.
+        SystemExit: The program cannot be found, or has raised this itself.
+        BaseException: The program has raised it; the traceback is shown without the frames of this module.
     """
     if not words or words[0] in ("-h", "--help"):
         print(_USAGE, file=sys.stdout if words else sys.stderr)
@@ -78,7 +78,7 @@ def _fail(reason: str, code: int = _USAGE_ERROR) -> NoReturn:
 
 
 def _prepend(how: str, what: str) -> None:
-    """Add to the search path what Python adds for a program."""
+    """Add the entry to the search path that Python itself would add for this program."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
     if how == "script":
@@ -168,8 +168,8 @@ def _run(program: _Program, words: Sequence[str]) -> None:
 def _show_only(shown: BaseException, trace: TracebackType | None) -> None:
     """Keep the frames of this module out of the traceback of an exception that will end the interpreter.
 
-    All else is left to the interpreter (exit codes, the signal after an interrupt) and to the hook that the program may
-    have set: raising the exception on would add our frames, so they are taken out at the last moment.
+    The interpreter handles the exception as usual (exit code, the signal after an interrupt), and calls the hook that
+    the program may have set. Since re-raising adds frames of this module, they are removed just before that hook runs.
     """
     hook = sys.excepthook
 

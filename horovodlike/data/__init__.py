@@ -1,9 +1,9 @@
-"""The partition of samples among the ranks of a job, and the preparation of batches.
+"""The partition of samples among the ranks of a job, and the preparation of batches in the background.
 
 * :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
 * :class:`StaticPartition`: assigns the tasks to the ranks once for each epoch
-* :class:`DynamicPartition`: assigns them while the epoch runs, for jobs whose ranks come and go
-* :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a thread beside the training
+* :class:`DynamicPartition`: assigns the tasks while the epoch runs, for jobs whose ranks come and go
+* :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a background thread
 
 A partition says *which* samples a rank reads; the script reads them::
 

@@ -1,4 +1,4 @@
-"""The data of an epoch, assigned to the ranks while it runs."""
+"""The partition that assigns the data of an epoch to the ranks while the epoch runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Record = Literal["auto", "manual"]
 
 
 class DynamicPartition:
-    """A partition that assigns tasks to ranks that step together, and remembers which samples any rank has done.
+    """A partition that assigns tasks to ranks that step together, and records the samples that any rank has done.
 
     Every sample of an epoch is committed exactly once, although ranks come and go between two steps. No messages are
     needed: each rank takes one batch in each step, so every rank knows what all others have read.
 
     A rank leases a task and reads it from its start to its end; then it takes the next task. When none is left, it
     takes half of the longest range that another rank still has to read. So all batches are full except those of the
-    last step, which have the same number of samples, or one less. A batch of that step may be empty
+    last step, whose numbers of samples differ by one at most. A batch of that step may be empty
     (``len(batch) == 0``), and is yielded too: **all ranks take the same number of steps**. With an empty batch a rank
     takes part in the step with a gradient of zero. If gradients are weighted by samples, their sum over all ranks
     (``op=hvd.Sum``) is the mean over the step's samples::
@@ -51,10 +51,10 @@ class DynamicPartition:
     a batch and training with it. With ``record="manual"``, for loaders that ask for batches ahead, the oldest batch is
     done when :meth:`record` is called, once for each step.
 
-    *In elastic training* the partition is part of the state that is committed: by :meth:`state_dict` and
-    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it: so iterate over
-    ``state.partition``, which is another object after a restore. After a change of ranks begin a new iteration, as a
-    training function that is called again does; samples that were assigned and are not done are assigned again.
+    *In elastic training*, make the partition part of the committed state: with :meth:`state_dict` and
+    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``. Such a state copies and pickles it, so iterate
+    over ``state.partition``, which is another object after a restore. After a change of ranks, begin a new iteration,
+    as a training function does when it is called again. Assigned samples that are not done are assigned again.
 
     Thread-safe: one thread may iterate and others call the other methods.
 
@@ -62,10 +62,10 @@ class DynamicPartition:
         tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty tasks are ignored.
         batch_size: Samples of one rank's batch.
         seed: The seed of the order of tasks. Samples keep their order within a task.
-        shuffle: False: the order is that of ``tasks`` in every epoch.
+        shuffle: False to keep the order of ``tasks`` in every epoch.
         record: ``"auto"`` or ``"manual"``.
-        rank: This rank; None: the rank in the job at the time of iteration. Given together with ``size``.
-        size: The number of ranks.
+        rank: The rank of this process; None for its rank in the job when an iteration begins. Needs ``size``.
+        size: The number of ranks; needs ``rank``.
 
     Raises:
         ValueError: An argument has a bad value.
@@ -91,19 +91,19 @@ class DynamicPartition:
         self._place = check_place(rank, size)
         described = json.dumps([self._tasks, seed, shuffle])
         self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
-        self._lock = threading.Lock()  # guards all that follows
-        self._assigner: RangeAssigner | None  # of the iteration under way
-        self._assigned: deque[Step]  # yielded and not done
+        self._lock = threading.Lock()  # guards the attributes below
+        self._assigner: RangeAssigner | None  # of the current iteration
+        self._assigned: deque[Step]  # steps whose batches were yielded and are not done
         self._has_ended: bool
         self._begin_epoch(0)
 
     @property
     def epoch(self) -> int:
-        """The epoch under way."""
+        """The current epoch."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. If it is the one under way, samples that are done stay done, so a resumed script may call it.
+        """Begin an epoch. If it is the current one, samples that are done stay done, so a resumed script may call this.
 
         Raises:
             ValueError: The epoch is negative.
@@ -116,15 +116,15 @@ class DynamicPartition:
                 self._give_back()
 
     def __len__(self) -> int:
-        """Return how many batches the current iteration has still to yield; if there is none, those of the next one."""
+        """Return the number of batches that the current iteration, or else the next one, has still to yield."""
         _, size = current_place(self._place)
         with self._lock:
             return (self._assigner or self._new_assigner(size)).steps_left
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's batches of the samples that are left of the epoch.
+        """Yield this rank's batches of the samples that are left in the epoch.
 
-        An iteration ends with the epoch, in the same step on all ranks. It becomes invalid when another iteration
+        An iteration ends with the epoch, after the same step on all ranks. It becomes invalid when another iteration
         begins, and by :meth:`reset`, :meth:`load_state_dict` and :meth:`set_epoch`.
 
         Raises:
@@ -158,10 +158,10 @@ class DynamicPartition:
             yield batch
 
     def record(self) -> None:
-        """Note that the step of the oldest batch that is not done has been taken; for ``record="manual"``.
+        """Record that the step with the oldest batch not yet recorded has been taken; for ``record="manual"``.
 
         Raises:
-            RuntimeError: All batches that were yielded are done; or ``record`` is ``"auto"``.
+            RuntimeError: All batches that were yielded are recorded; or ``record`` is ``"auto"``.
         """
         with self._lock:
             if self._record != "manual":
@@ -171,14 +171,14 @@ class DynamicPartition:
             self._note(self._assigned.popleft())
 
     def reset(self, rank: int | None = None, size: int | None = None) -> None:
-        """Assign the samples that are left anew, after a change of ranks. Samples that are done stay done.
+        """Reassign the samples that are left, after a change of ranks. Samples that are done stay done.
 
         With ``record="auto"`` the last batch counts as done, because the step with it has been taken; if that step
-        failed, call :meth:`load_state_dict`, which forgets it.
+        failed, call :meth:`load_state_dict`, which forgets that batch.
 
         Args:
-            rank: This rank from now on; None: as before. Given together with ``size``.
-            size: The number of ranks.
+            rank: The rank of this process from now on; None for no change. Needs ``size``.
+            size: The number of ranks; needs ``rank``.
 
         Raises:
             ValueError: There is no such rank.
@@ -189,7 +189,7 @@ class DynamicPartition:
             self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the samples that are done: small, valid as JSON, and the same for any number of ranks.
+        """Return the epoch and the samples that are done: small, valid as JSON, and independent of the number of ranks.
 
         With ``record="auto"`` the batch that was yielded last counts as done.
         """
@@ -199,12 +199,12 @@ class DynamicPartition:
             return {"epoch": self._epoch, "done": [list(each) for each in self._done.ranges], "data": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state, which any rank of any number of ranks may have returned.
+        """Continue from a state that :meth:`state_dict` has returned, on any rank of a job of any size.
 
         The batch size may differ from that of the partition which returned the state.
 
         Raises:
-            ValueError: ``state`` is no such state, or that of a partition with other tasks, ``seed`` or ``shuffle``.
+            ValueError: ``state`` is no such state, or is of a partition with other tasks, ``seed`` or ``shuffle``.
         """
         try:
             epoch = check_epoch(index(state["epoch"]))
@@ -222,7 +222,7 @@ class DynamicPartition:
             self._begin_what_is_left(done)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the iteration under way, which pickles and copies do not have."""
+        """Return the state for pickles and copies, which do not have the current iteration."""
         return {name: getattr(self, name) for name in _KEPT} | {"state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Data loaders that prepare batches in a thread beside the training loop.
+"""Data loaders that prepare batches in a background thread.
 
 Your own loader implements the iteration; the mixin, as the first base class, runs it in the background::
 
@@ -36,7 +36,7 @@ class BaseDataLoader:
         raise NotImplementedError
 
     def _process_batch(self, batch: Any) -> Any:
-        """Change a batch before the training loop gets it; in the thread of the training loop."""
+        """Process a batch before the training loop gets it. Called in the thread of the training loop."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,7 +53,7 @@ class _End:
 
 
 class _Epoch:
-    """One pass over the batches, in a thread of its own that is at most the queue's size ahead."""
+    """One pass over the batches, in a thread of its own that puts them into a queue of limited size."""
 
     def __init__(self, iterate: Callable[[], Iterable[Any]], size: int) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(size)
@@ -75,12 +75,12 @@ class _Epoch:
     def __iter__(self) -> Iterator[Any]:
         while not isinstance(item := self._queue.get(), _End):
             yield item
-        self._queue.put(item)  # for the next iteration
+        self._queue.put(item)  # so that another iteration ends, too
         if item.error is not None:
             raise item.error
 
     def close(self) -> None:
-        """End the thread. The thread may be waiting for room in the queue, so the queue is emptied up to its end."""
+        """End the thread. It may be waiting for room in the queue, so this takes all items out, up to the last one."""
         self._stopped.set()
         while not isinstance(self._queue.get(), _End):
             pass
@@ -89,7 +89,7 @@ class _Epoch:
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that prepares batches in a thread; the first base class of a loader.
+    """A mixin that prepares batches in a background thread; to be the first base class of a loader.
 
     Each epoch has a thread of its own, which ends with the epoch, or when the loop over the epoch is left. A new epoch
     ends the previous one. An exception in ``_iterate`` is raised in the training loop.

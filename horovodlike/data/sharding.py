@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 __all__ = ["RangeAssigner", "Ranges", "Step"]
 
 Range = tuple[int, int]
-"""Positions in an epoch's stream: the first, and the one after the last."""
+"""A range of positions in an epoch's stream: the first one, and the one after the last."""
 
 Step = list[list[Range]]
 """The ranges that each rank reads in a step, by rank."""
 
 
 class Ranges:
-    """A set of positions, held as the fewest ranges: in ascending order, and none touches the next."""
+    """A set of positions, stored as ascending ranges that neither overlap nor touch."""
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         """Start with the set of these ranges."""
@@ -26,7 +26,7 @@ class Ranges:
             self.add(begin, end)
 
     def add(self, begin: int, end: int) -> None:
-        """Add a range that has nothing in common with the set."""
+        """Add a range that does not overlap the set."""
         at = bisect.bisect_left(self.ranges, (begin, end))
         first = at
         if at > 0 and self.ranges[at - 1][1] == begin:
@@ -51,12 +51,12 @@ class Ranges:
 class RangeAssigner:
     """The assignment of the samples left in an epoch to ranks that step together.
 
-    Each rank has a lease: a range that it reads from its begin to its end. After that the rank takes the next range of
-    the queue, or half of the longest lease if the queue is empty. So every rank has a full batch in each step but the
-    last, in which all ranks have the same number of samples, or one less: no other assignment takes fewer steps.
+    Each rank has a lease: a range that it reads from start to end. After that, the rank takes the next range of the
+    queue, or half of the longest lease if the queue is empty. So every rank has a full batch in each step but the last,
+    in which the ranks' numbers of samples differ by one at most: no other assignment takes fewer steps.
 
     Args:
-        queue: Ranges that are read by one rank each, as long as there are enough.
+        queue: Ranges to assign; one rank reads the whole range, unless it is split once the queue is empty.
         size: The number of ranks.
         batch_size: Samples of one rank's batch.
     """
@@ -70,7 +70,7 @@ class RangeAssigner:
 
     @property
     def steps_left(self) -> int:
-        """How often :meth:`next_step` will return something."""
+        """The number of steps that :meth:`next_step` has still to return."""
         return math.ceil(self._left / (self._batch_size * len(self._leases)))
 
     def next_step(self) -> Step | None:

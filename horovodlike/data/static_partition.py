@@ -1,4 +1,4 @@
-"""The data of an epoch, assigned to the ranks before it begins."""
+"""The partition that assigns the data of an epoch to the ranks before the epoch begins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StaticPartition:
     """A partition that assigns whole tasks to the ranks in turn, and yields this rank's batches.
 
     Every rank computes its own share, without messages. Tasks are read from start to end; only their order is shuffled,
-    anew for each epoch. A batch may contain the end of one task and the begin of the next.
+    anew for each epoch. A batch may contain the end of one task and the beginning of the next.
 
     If the tasks do not divide evenly, ranks have different numbers of samples. ``tail`` says what happens then:
 
@@ -44,10 +44,10 @@ class StaticPartition:
         tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty tasks are ignored.
         batch_size: Samples of one rank's batch.
         seed: The seed of the order of tasks.
-        shuffle: False: the order is that of ``tasks`` in every epoch.
+        shuffle: False to keep the order of ``tasks`` in every epoch.
         tail: What happens if ranks have different numbers of samples.
-        rank: This rank; None: the rank in the job at the time of iteration. Given together with ``size``.
-        size: The number of ranks.
+        rank: The rank of this process; None for its rank in the job when an iteration begins. Needs ``size``.
+        size: The number of ranks; needs ``rank``.
 
     Raises:
         ValueError: An argument has a bad value.
@@ -75,11 +75,11 @@ class StaticPartition:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is iterated over."""
+        """The epoch of the next iteration."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; an iteration that has begun continues with the epoch that it began with.
+        """Choose the epoch of the next iterations. An iteration that has begun continues with its own epoch.
 
         Raises:
             ValueError: The epoch is negative.

@@ -56,12 +56,12 @@ class Batch:
 def cut_into_tasks(
     sources: Mapping[str, int] | Mapping[int, int] | Iterable[tuple[str | int, int]], samples_per_task: int
 ) -> list[Task]:
-    """Cut sources into tasks of the same number of samples, but for the last of each source.
+    """Cut sources into tasks of ``samples_per_task`` samples each; the last task of a source may have fewer.
 
     Args:
         sources: How many samples each source has: a mapping, or pairs ``(source, samples)``.
-        samples_per_task: The most samples of a task. A rank reads a task from its start to its end, so long tasks
-            suit files; short tasks are shuffled better.
+        samples_per_task: The size of a task. A rank reads a task from its start to its end, so long tasks suit files;
+            short tasks are shuffled better.
 
     Raises:
         ValueError: A number of samples is negative, or ``samples_per_task`` is not positive.
@@ -78,10 +78,10 @@ def cut_into_tasks(
 
 
 class Stream:
-    """All samples of an epoch in one row, in the epoch's order of tasks: positions 0 to ``length - 1``."""
+    """The samples of consecutive tasks as one sequence: an epoch's, or one rank's. Positions: 0 to ``length - 1``."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        """Join the tasks."""
+        """Compute the position at which each task starts."""
         self.tasks = tasks
         self.starts = [0, *itertools.accumulate(task.end - task.start for task in tasks)]
         self.length = self.starts.pop()
@@ -114,7 +114,7 @@ def checked_tasks(tasks: Iterable[tuple[str | int, int, int]]) -> tuple[Task, ..
     """Return the tasks without the empty ones.
 
     Raises:
-        ValueError: One of them is no range of samples.
+        ValueError: A task is not a valid range of samples.
     """
     checked = []
     task: Task | None
@@ -144,7 +144,7 @@ RankAndSize = tuple[int, int]
 
 
 def check_place(rank: int | None, size: int | None) -> RankAndSize | None:
-    """Return the pair, or None if neither is given.
+    """Return ``(rank, size)``, or None if neither is given.
 
     Raises:
         ValueError: Only one is given, or there is no such rank.
@@ -159,10 +159,10 @@ def check_place(rank: int | None, size: int | None) -> RankAndSize | None:
 
 
 def current_place(place: RankAndSize | None) -> RankAndSize:
-    """Return the pair, or this process's rank and the size of the job if it is None.
+    """Return ``place``, or if that is None, this process's rank and the size of the job.
 
     Raises:
-        NotInitializedError: There is no pair, and ``init()`` has not been called.
+        NotInitializedError: ``place`` is None, and ``init()`` has not been called.
     """
     if place is not None:
         return place

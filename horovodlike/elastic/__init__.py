@@ -1,6 +1,7 @@
-"""Elastic training: ranks come and go, and the training continues in the processes that live.
+"""Elastic training: ranks come and go, and the training continues in the processes that are left.
 
-A script keeps all that it must not lose in a :class:`State`, commits it regularly, and wraps its training function::
+A script keeps the data that must not be lost in a :class:`State`, commits it regularly, and wraps its training
+function::
 
     @hvd.elastic.run
     def train(state):
@@ -11,9 +12,9 @@ A script keeps all that it must not lose in a :class:`State`, commits it regular
 
     train(hvd.elastic.ObjectState(step=0))
 
-Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` has the states,
-``_loop`` the function that calls the training function again, ``_membership`` the agreement of the ranks at a commit,
-``_state_file`` commits on disk; :mod:`horovodlike._bootstrap.driver_client` is the connection to the driver in hvdrun.
+Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. Of the modules, ``_state`` has the
+states, ``_loop`` calls the training function again, ``_membership`` lets the ranks agree at a commit, ``_state_file``
+writes commits to disk; :mod:`horovodlike._bootstrap.driver_client` is the connection to the driver in hvdrun.
 """
 
 from horovodlike.elastic._loop import run

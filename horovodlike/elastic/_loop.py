@@ -24,14 +24,14 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     The wrapped function takes a :class:`State` and further arguments, and returns what ``func`` returns. It brings all
     ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
-    come or go in order, the state is kept. Then ``func`` is called again, on the current ranks.
+    are added, or leave at a commit, the state is kept. Then ``func`` is called again, on the current ranks.
 
     Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
     size, and a rank that is lost ends it.
 
     Raises:
-        HorovodInternalError: The job is broken and has no driver.
-        MismatchError: The ranks disagree about a tensor for the second time without a commit in between.
+        HorovodInternalError: The job is broken and has no driver; or an operation does not support its reduction.
+        MismatchError: The ranks disagree about a tensor again, in the same way and without a commit in between.
         RendezvousError: The driver is lost.
         SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended.
         ValueError: ``init()`` was not called.
@@ -58,11 +58,11 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 def run_translated(
     func: Callable[..., Result], translated: Callable[[], AbstractContextManager[object]]
 ) -> Callable[..., Result]:
-    """Do what `run` does, for a framework that makes errors of its own of the engine's; for bindings.
+    """Wrap a training function as `run` does, if its framework replaces the engine's errors by its own; for bindings.
 
     Args:
         func: The training function.
-        translated: Returns a context that raises the engine's error in place of the framework's.
+        translated: Returns a context manager that raises the engine's error in place of the framework's.
     """
 
     @functools.wraps(func)

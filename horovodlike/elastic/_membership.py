@@ -1,4 +1,4 @@
-"""Agreements of ranks: at a commit, whether to continue as they are; after ``init()``, whether to send the state."""
+"""Agreements among ranks: at a commit, whether the members change; after ``init()``, whether to send the state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Agreement:
     Attributes:
         goes_on: Whether the training continues with the same members; equal on all ranks.
         adds: Whether new members will join; equal on all ranks.
-        leaves: Whether this process has been asked to leave; all ranks know that a process does.
+        leaves: Whether this process has been asked to leave; then ``goes_on`` is False on all ranks.
     """
 
     goes_on: bool
@@ -26,11 +26,11 @@ class Agreement:
 
 
 def agree_on_changes(changed: bool, added: bool) -> Agreement:
-    """Find out whether any rank knows a reason to change the members. Collective.
+    """Let the ranks agree whether the members change, because any rank has a reason. Collective.
 
     Args:
-        changed: Whether this rank knows a reason other than a message of the driver and SIGTERM.
-        added: Whether that reason is that hosts were added.
+        changed: Whether this rank has a reason besides messages of the driver and SIGTERM.
+        added: Whether hosts were added, as part of that reason.
 
     Raises:
         HorovodInternalError: The job is broken.

@@ -1,4 +1,4 @@
-"""The state of a training script: all ranks have the same, and it must not be lost."""
+"""The state of a training script, which is equal on all ranks and must not be lost."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class State:
         get_rank: Returns this process's rank.
 
     Attributes:
-        commits: How many commits this state has seen, on this rank or on those that it was taken from. A subclass saves
-            and restores it with the rest, and takes it from the root in :meth:`sync`.
+        commits: How many commits this state has seen, on this rank or on the ranks that it was taken from. A subclass
+            saves and restores the number with the rest, and takes the root's in :meth:`sync`.
     """
 
     commits: int
@@ -50,7 +50,7 @@ class State:
         self._file: StateFile | None = None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have functions called, in this order, each time the job has restarted with other ranks."""
+        """Have functions called, in the order of registration, each time the job has restarted with other ranks."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -63,7 +63,7 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Note that the hosts have changed; all ranks act upon that at the next commit. Callable from any thread.
 
-        hvdrun tells its workers by itself; this is for scripts that learn of changes in another way.
+        hvdrun notifies its workers itself; this is for scripts that learn of changes in another way.
 
         Args:
             timestamp: Not used.
@@ -120,17 +120,17 @@ class State:
         return _elect(self.commits)[1]
 
     def persist(self, path: str, every: int = 1) -> None:
-        """Write commits to disk as well, so that a new job can continue where all processes of the last one have died.
+        """Write commits to disk as well, so that a new job can continue after all processes of this one have died.
 
         Call this on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes the file before
-        :meth:`commit` returns on any rank; when the members of the job change, also a commit that is not due. If no
-        rank has seen a commit when the wrapped function begins, the ranks that have the file read it, and the state
-        with the most commits is used. The file is not removed when the training ends: remove it to begin anew.
+        :meth:`commit` returns on any rank. When the members of the job change, it also writes a commit that is not due.
+        If no rank has seen a commit when the wrapped function begins, each rank looks for the file, and the state with
+        the most commits is used. The file is not removed when the training ends: remove it to begin anew.
 
         Args:
-            path: The file, in a folder that a later rank 0 can read as well. It is replaced as a whole, so it always
-                has a complete commit. It is a pickle, and reading it runs code that its writer chose: it must belong to
-                the user (or to root) and be writable by no other user. It is created with mode 0600.
+            path: The file, in a folder that rank 0 of a later job can read as well. It is replaced as a whole, so it
+                always has a complete commit. It is a pickle, and reading it runs code that its writer chose: it must
+                belong to the user (or to root) and be writable by no other user. It is created with mode 0600.
             every: Write each commit (1), each second one (2) and so on.
 
         Raises:
@@ -139,7 +139,7 @@ class State:
         self._file = StateFile(path, every)
 
     def resume(self) -> None:
-        """Take the state from disk if no rank has seen a commit and one has a file. Collective; :func:`run` calls it.
+        """Take the state from disk if a rank has a file. Collective; :func:`run` calls it if no rank has seen a commit.
 
         Afterwards the rank that has read the file has the most commits, so that :meth:`sync` takes its state.
 
@@ -155,7 +155,7 @@ class State:
             self.restore()
 
     def save(self) -> None:
-        """Keep copies of the state in memory, which later changes do not affect."""
+        """Copy the state in memory; later changes of the state do not affect the copy."""
         raise NotImplementedError
 
     def restore(self) -> None:
@@ -181,11 +181,11 @@ class State:
 def check_results() -> None:
     """Raise an error if the job has ended; call it between copying computed values and saving them.
 
-    A collective on a GPU ends without a result if the job breaks, and without an error if the framework has not waited
-    for it. The engine knows that the job is broken before any value can be read that the GPU computed from it.
+    If the job breaks, a collective on a GPU ends without a result, and without an error if the framework has not waited
+    for it. But the engine knows that the job is broken before a value that the GPU computes from it can be read.
 
     Raises:
-        HorovodInternalError: The job has ended: the values may not be worth saving.
+        HorovodInternalError: The job has ended, so the values may be wrong.
     """
     ended = ops.has_ended()
     if ended is not None:
@@ -199,9 +199,9 @@ def _elect(commits: int) -> tuple[int, int]:
 
 
 class ObjectState(State):
-    """Values that become attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
+    """A state of attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
 
-    The values are saved as deep copies, all together, and sent as pickles.
+    All values are saved as one deep copy, and sent as one pickle.
 
     Args:
         bcast_object: As for :class:`State`; horovodlike's own if None.
@@ -209,7 +209,7 @@ class ObjectState(State):
         **kwargs: The attributes. Others that are set later are not part of the state.
 
     Raises:
-        ValueError: A name is already one of :class:`State`.
+        ValueError: A name is already an attribute of the class.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class ObjectState(State):
                 raise ValueError(f"an attribute of {type(self).__name__} cannot be called {name!r}: it has one already")
         self._names = tuple(kwargs)
         self._take(kwargs)
-        ObjectState.save(self)  # a subclass may have more to save, but is not ready yet
+        ObjectState.save(self)  # not the save() of a subclass, whose __init__() has not ended yet
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
@@ -256,5 +256,5 @@ class ObjectState(State):
         return dumps(self._saved)
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Read the pickle."""
+        """Replace the attributes that were saved last by those of the pickle."""
         self._saved = pickle.loads(saved)

@@ -14,7 +14,7 @@ __all__ = ["StateFile"]
 
 _MAGIC = b"HVLSTATE"
 _VERSION = 1
-_HEAD = struct.Struct(">8sIQQ32s")  # magic, version, commits, length of what follows, its SHA-256
+_HEAD = struct.Struct(">8sIQQ32s")  # magic, version, commits, length of the state, its SHA-256
 
 
 class StateFile:
@@ -22,7 +22,7 @@ class StateFile:
 
     Attributes:
         path: The absolute path of the file.
-        written: The number of commits of the state that this process has written last; 0 before.
+        written: The number of commits of the state that this process has last written; 0 before the first write.
     """
 
     def __init__(self, path: str, every: int = 1) -> None:
@@ -43,7 +43,8 @@ class StateFile:
         """Replace the file; after a crash at any point it has either the old or the new content.
 
         Raises:
-            OSError: The disk is full, the folder cannot be written and so on; the file is as it was.
+            OSError: The disk is full, the folder cannot be written and so on; the file has its old content, or the
+                new one if only the last step, to synchronise the folder, has failed.
         """
         beside = f"{self.path}.new"
         head = _HEAD.pack(_MAGIC, _VERSION, commits, len(saved), hashlib.sha256(saved).digest())
@@ -78,7 +79,7 @@ class StateFile:
         return self._read(whole=False)[0]
 
     def read(self) -> tuple[int, bytes]:
-        """Return the commits and the state.
+        """Return the number of commits and the state; 0 and no bytes if there is no file.
 
         Raises:
             StateFileError: As for :meth:`commits`; or the content is damaged.

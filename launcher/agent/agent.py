@@ -1,12 +1,12 @@
-"""The agent of one host: starts its ranks, forwards their output, and ends them on request or when it is cut off.
+"""The agent of one host: starts the ranks, forwards their output, and ends them on request or with its connection.
 
-It speaks :mod:`horovodlike.launcher.agent.protocol` on standard input and output, so that a pipe and an ssh session
-serve equally. A connection over a network can be cut without either end noticing, so the launcher sends heartbeats.
-There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper, the
-parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the agent
-notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with the agent
-by ``PR_SET_PDEATHSIG``. Standard output is closed only after everything has gone: its end tells the launcher that the
-host is clean.
+It speaks the protocol of :mod:`horovodlike.launcher.agent.protocol` on standard input and output, over a pipe or an ssh
+session alike. A network connection can break without either end noticing, so the launcher sends heartbeats. There are
+two processes: the *guard*, and its child, the *agent* proper, which is the parent of the ranks. Each is the subreaper
+of its descendants. When the agent exits or is killed, the guard kills the processes that are left. When the guard is
+killed, the kernel sends the agent SIGTERM, and the agent ends the job. When the launcher is killed, the agent reads the
+end of its input. When the agent dies, the kernel kills the ranks (``PR_SET_PDEATHSIG``). Standard output ends only when
+guard and agent have exited: then the launcher knows that the host is clean.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ from horovodlike.launcher.agent.protocol import (
 )
 
 GRACE_S = 5.0
-"""From SIGTERM to SIGKILL unless the launcher sends another time."""
+"""The time from SIGTERM to SIGKILL, unless the launcher sends another one."""
 _GIVE_UP_S = 10.0
-"""A process that is left so long after SIGKILL sleeps in the kernel and cannot be ended."""
+"""A process that still exists this long after SIGKILL sleeps in the kernel: it cannot be ended."""
 _KILL_AGAIN_S = 0.02
 _OUTGOING_LIMIT = 1024 * 1024
-"""With more than this on its way to the launcher, the ranks' pipes are left to fill: the ranks wait in write()."""
+"""With more unsent bytes than this, the agent reads no more from the ranks: once a pipe is full, write() waits."""
 _READ = 64 * 1024
 
 
@@ -66,7 +66,7 @@ class Agent:
         Args:
             receive: The descriptor on which the launcher's frames arrive.
             send: The descriptor for frames to the launcher.
-            launcher: The process id of the launcher, or of what stands for it on this host.
+            launcher: The process id of the guard's parent: the launcher or, on another host, a server such as sshd.
         """
         self._receive_fd, self._send_fd = receive, send
         self._reader = FrameReader()
@@ -74,9 +74,9 @@ class Agent:
         self._lost = False
         self._started = False
         self._grace_period = GRACE_S
-        self._elastic = False  # ranks come and go, and are the workers of the job
-        self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
-        self._left: dict[int, tuple[int, int]] = {}  # process id -> rank and status, while its group may outlive it
+        self._elastic = False  # an elastic job: ranks come and go, and their numbers are those of workers
+        self._rank_of: dict[int, int] = {}  # process id -> rank, of the ranks that run
+        self._left: dict[int, tuple[int, int]] = {}  # pid of an exited rank -> rank, status; until its group is empty
         self._streams: dict[int, tuple[int, FrameKind]] = {}  # descriptor -> rank, stream
         self._paused = False
         self._task_fd: int | None = None
@@ -84,7 +84,7 @@ class Agent:
         self._ending = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        self._lost_at: float | None = None  # when the launcher's silence has been too long
+        self._lost_at: float | None = None  # when to give the launcher up unless a heartbeat comes
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         for descriptor in (receive, send):
@@ -92,12 +92,12 @@ class Agent:
         self._on_readable(receive, self._receive)
         self._on_readable(self._exits.fileno(), lambda: None)
         self._watch_signals()
-        # A forked copy of the launcher may keep our input open: look at the process as well.
+        # A forked copy of the launcher may keep our input open, so watch the launcher's process as well.
         with contextlib.suppress(OSError):
             self._on_readable(os.pidfd_open(launcher), self._lose)
 
     def run(self) -> int:
-        """Serve until the job is over and nothing is left of it; return the exit code."""
+        """Serve until the job is over and none of its processes is left; return the exit code."""
         while True:
             alive = self._reap()
             over = not alive and (self._lost or (self._started and (self._ending or not self._elastic)))
@@ -115,7 +115,7 @@ class Agent:
                 print("hvdrun agent: the launcher has been silent for too long", file=sys.stderr)
                 self._lose()
 
-    # What happens.
+    # Events.
 
     def _poll(self, alive: bool) -> None:
         deadlines = [] if self._lost or self._lost_at is None else [self._lost_at]
@@ -165,7 +165,7 @@ class Agent:
                 self._lose()
 
     def _lose(self) -> None:
-        """Lose the launcher: the job has no purpose any more."""
+        """Handle the loss of the launcher: end the job."""
         self._lost = True
         self._outgoing.clear()
         for descriptor in [fd for fd in self._handlers if self._handlers[fd] == self._lose]:
@@ -190,7 +190,7 @@ class Agent:
         elif frame.kind is FrameKind.SIGNAL_RANK:
             self._signal_rank(frame.number, int(frame.payload))
         elif frame.kind is FrameKind.END:
-            self._started = True  # there is nothing more to come
+            self._started = True  # no further START will come
             self._end(decode_seconds(frame.payload))
         elif frame.kind is FrameKind.KILL:
             self._kill_at = time.monotonic()
@@ -198,7 +198,7 @@ class Agent:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
             self._send(FrameKind.ALIVE, 0, frame.payload)
         elif frame.kind is FrameKind.DESCRIBE:
-            # Imported here: the agent on the launcher's own host is not asked this, and starts sooner without it.
+            # Imported here: the agent of the launcher's own host never gets DESCRIBE, and starts sooner without it.
             from horovodlike.launcher.agent.host_probe import describe
 
             self._outgoing += MAGIC
@@ -238,10 +238,10 @@ class Agent:
                 self._follow(start.rank, pid, readers)
 
     def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, FrameKind]]]:
-        """Start one.
+        """Start one rank.
 
         Returns:
-            The process, and the rank and stream of each descriptor to read from.
+            The process id, and the rank and stream of each descriptor to read from.
 
         Raises:
             OSError: The process or its pipes cannot be made.
@@ -280,10 +280,10 @@ class Agent:
                 self._on_readable(read, functools.partial(self._forward, read))
         self._streams.update(readers)
 
-    # What the ranks write.
+    # Output of the ranks.
 
     def _forward(self, descriptor: int) -> bool:
-        """Send on what can be read at once; return False if there was nothing."""
+        """Forward the bytes that can be read without waiting; return False if there are none."""
         rank, stream = self._streams[descriptor]
         try:
             data = os.read(descriptor, _READ)
@@ -298,7 +298,7 @@ class Agent:
         return True
 
     def _drain(self, descriptor: int) -> None:
-        """Send on what a rank has left in a pipe; no more, since a descendant may write for ever."""
+        """Forward what an exited rank has left in a pipe; no more, since its descendants may write for ever."""
         for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
             if not self._forward(descriptor):
                 return
@@ -350,13 +350,13 @@ class Agent:
                 self._drain(descriptor)
             self._send(FrameKind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
-                send_signal(-pid, signal.SIGTERM)  # its helpers; its replacement has its own
+                send_signal(-pid, signal.SIGTERM)  # ends the helpers of the worker; its replacement starts new ones
             self._left[pid] = rank, status
         self._tell_gone()
         if self._elastic:
             self._tell_stops()
         elif alive and self._started and not self._rank_of:
-            self._end(GRACE_S)  # the ranks have left something running
+            self._end(GRACE_S)  # the ranks have left processes running
         return alive
 
     def _tell_gone(self) -> None:
@@ -367,7 +367,7 @@ class Agent:
                 del self._left[pid]
                 if not self._elastic:
                     self._send(FrameKind.GONE, rank, encode_exit(pid, status))
-            except PermissionError:  # there is one, of another user
+            except PermissionError:  # the group has a process of another user
                 pass
 
     def _tell_stops(self) -> None:
@@ -382,8 +382,8 @@ class Agent:
 
     def _pass_on(self, signum: int, grace: float) -> None:
         for pid in self._rank_of:
-            # An interrupt goes to the whole group, as from a terminal. The rank acts upon the other signals, with its
-            # helpers (such as loaders of data) still there.
+            # SIGINT goes to the whole process group, as from a terminal. Other signals go to the rank alone, so that it
+            # can act upon them while its helper processes (such as data loaders) still run.
             send_signal(-pid if signum == signal.SIGINT else pid, signum)
             send_signal(pid, signal.SIGCONT)
         self._kill_within(grace)
@@ -399,7 +399,7 @@ class Agent:
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def _advance(self, alive: bool) -> bool:
-        """Kill the processes that have had their time; return False once that is hopeless."""
+        """Kill the processes whose time is over; return False if SIGKILL does not end them."""
         now = time.monotonic()
         if self._kill_at is None or now < self._kill_at or not alive:
             return True
@@ -416,8 +416,8 @@ class Agent:
 
 
 def _guard(agent: int) -> int:
-    """Wait for the agent, end what it has left, and return the exit code."""
-    # A user who ends a job may signal all its processes; the agent gives the ranks their time.
+    """Wait for the agent, kill the processes that it has left, and return the exit code."""
+    # A user may send SIGTERM to all processes of a job: pass it on, so that the agent gives the ranks their time.
     signal.signal(signal.SIGTERM, lambda *_: send_signal(agent, signal.SIGTERM))
     _, status = os.waitpid(agent, 0)
     exits = ExitQueue()
@@ -439,7 +439,7 @@ def main() -> int:
         return _guard(agent)
     code = 1
     try:
-        os.setpgid(0, 0)  # a signal to the guard's group must not reach both
+        os.setpgid(0, 0)  # a signal to the guard's process group must not reach the agent too
         become_subreaper()
         serving = Agent(0, 1, launcher)
         die_with_parent(guard, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Questions to other programs: each has a time limit, and none of its processes is left afterwards."""
+"""Runs other programs for their output: with a time limit, and so that none of their processes is left."""
 
 import contextlib
 import os
@@ -15,9 +15,9 @@ _LOOK_S = 0.2
 _TRAILING_S = 1.0
 """How long a program's children may hold its output open once it has exited."""
 _GRACE_S = 0.5
-"""From SIGTERM to SIGKILL."""
+"""The time from SIGTERM to SIGKILL."""
 _GIVE_UP_S = 1.0
-"""A process that is left so long after SIGKILL sleeps in the kernel and cannot be ended."""
+"""A process that still exists this long after SIGKILL sleeps in the kernel: it cannot be ended."""
 _MOST_BYTES = 4 * 1024 * 1024
 _PIECE = 64 * 1024
 _TOO_LONG = "it has not ended within"
@@ -26,13 +26,13 @@ _NOT_WANTED = "its answer is not wanted any more"
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a program.
+    """The exit status and output of a program.
 
     Attributes:
         status: Its exit code, or minus the signal that killed it.
         out: The bytes that it has written to standard output.
         err: The bytes that it has written to standard error.
-        trouble: Why it was ended before its time, or an empty string.
+        trouble: Why :func:`ask` has ended it, or an empty string if it has exited by itself.
     """
 
     status: int
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def took_too_long(self) -> bool:
-        """Whether it was ended at its time limit."""
+        """True if the program was ended because of its time limit."""
         return self.trouble.startswith(_TOO_LONG)
 
 
@@ -59,12 +59,12 @@ def ask(
         words: The program and its arguments.
         seconds: How long it may take.
         environ: Its environment; this process's if None.
-        cancelled: Called now and then; True if the answer is no longer wanted.
-        on_start: Called with its process id.
+        cancelled: Called now and then; if it returns True, the answer is not wanted, and the program is ended.
+        on_start: Called with the program's process id.
 
     Raises:
-        OSError: It cannot be executed.
-        BaseException: Whatever interrupted it (KeyboardInterrupt); the program has been ended.
+        OSError: The program cannot be executed.
+        BaseException: An exception interrupted the wait (KeyboardInterrupt); the program has been ended.
     """
     process = subprocess.Popen(
         words,
@@ -91,7 +91,7 @@ def ask(
 def _listen(
     process: "subprocess.Popen[bytes]", said: dict[int, bytearray], seconds: float, cancelled: Callable[[], bool]
 ) -> str:
-    """Read what a program writes until it has exited; return the reason if the wait ends before."""
+    """Read a program's output until it has exited; return why if the wait ends earlier, else an empty string."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for pipe in filter(None, (process.stdout, process.stderr)):
@@ -101,7 +101,7 @@ def _listen(
         while selector.get_map():
             now = time.monotonic()
             if trailing is not None and now >= trailing:
-                return ""  # its output is complete; its children are ended as well
+                return ""  # it has exited; _end() kills the children that hold its output open
             if now >= deadline:
                 return f"{_TOO_LONG} {seconds:g} s"
             if cancelled():
@@ -115,7 +115,7 @@ def _listen(
                     return f"it has written more than {_MOST_BYTES >> 20} MiB"
             if trailing is None and process.poll() is not None:
                 trailing = time.monotonic() + _TRAILING_S
-    while process.poll() is None:  # it has closed its pipes and continues
+    while process.poll() is None:  # the program has closed its output and still runs
         now = time.monotonic()
         if now >= deadline:
             return f"{_TOO_LONG} {seconds:g} s"
@@ -127,7 +127,7 @@ def _listen(
 
 
 def _end(process: "subprocess.Popen[bytes]", gently: bool) -> None:
-    """End what is left of a program: all below it, and all of its session."""
+    """Kill a program's process group; or end ``gently``, by SIGTERM first, its session and all descendants."""
     if not gently:
         send_signal(-process.pid, signal.SIGKILL)
         return
@@ -144,11 +144,11 @@ def _end(process: "subprocess.Popen[bytes]", gently: bool) -> None:
         for pid in left:
             send_signal(pid, signal.SIGKILL)
         time.sleep(0.01)
-        left = tree_of(process.pid)  # a shell that is killed last may have started another program
+        left = tree_of(process.pid)  # a shell may have started another one before it was killed
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process has not exited; whether its parent has noticed does not matter."""
+    """Return False if a process has exited, even if its parent has not reaped it yet; else True."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

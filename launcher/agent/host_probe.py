@@ -1,4 +1,4 @@
-"""A host as its ranks find it: processors, GPUs, and whether the job can run there. Standard library only."""
+"""Detects the processors and GPUs of a host, and checks that the job can run there. Standard library only."""
 
 import dataclasses
 import importlib.metadata
@@ -20,7 +20,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PATIENCE_S = 20.0
 _NAME = re.compile(r"[0-9]+|(GPU|MIG)-[\w/-]+", re.ASCII)
 _LISTED = re.compile(r"^(GPU |\s+MIG ).*\(UUID: ((?:GPU|MIG)-[\w/-]+)\)\s*$", re.ASCII | re.MULTILINE)
-# CUDA is not to be initialised in a process that forks, nor in one that lives as long as the job.
+# Runs in its own process: CUDA must not be initialised in one that forks, nor in one that lives as long as the job.
 _COUNT = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
@@ -36,8 +36,8 @@ class Gpus:
     """The GPUs that the ranks of a host may use.
 
     Attributes:
-        names: As ``CUDA_VISIBLE_DEVICES`` names them: numbers, or UUIDs of GPUs or of parts of them (MIG).
-        source: The source of this list; if there are none, the reason.
+        names: Their names in ``CUDA_VISIBLE_DEVICES``: numbers, or UUIDs of GPUs or of their MIG instances.
+        source: The source of this list, or the reason why it is empty.
     """
 
     names: tuple[str, ...]
@@ -47,9 +47,9 @@ class Gpus:
 def find_gpus(environ: Mapping[str, str]) -> Gpus:
     """Find the GPUs of this host without initialising CUDA in this process.
 
-    Those that ``CUDA_VISIBLE_DEVICES`` lists, if it is set, since a scheduler or the user has chosen them. Else all: by
-    nvidia-smi, whose UUIDs mean the same whatever the order of devices is, and which knows the parts that GPUs are
-    split into; without nvidia-smi, as many as the CUDA driver counts.
+    If ``CUDA_VISIBLE_DEVICES`` is set, they are the GPUs listed there, since a scheduler or the user has chosen them.
+    Else they are all GPUs that nvidia-smi lists: its UUIDs do not depend on the order of devices, and include those of
+    MIG instances. Without nvidia-smi, they are numbered up to the count of the CUDA driver.
 
     Args:
         environ: The environment of the ranks.
@@ -63,7 +63,7 @@ def find_gpus(environ: Mapping[str, str]) -> Gpus:
 
 def _listed(visible: str) -> Gpus:
     words = [word.strip() for word in visible.split(",")]
-    names = tuple(itertools.takewhile(_NAME.fullmatch, words))  # CUDA ends the list where it does not understand it
+    names = tuple(itertools.takewhile(_NAME.fullmatch, words))  # as CUDA does, end the list at the first invalid name
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         return Gpus((), f"{VISIBLE}={visible} names {twice} twice, which CUDA refuses")
@@ -75,7 +75,7 @@ def _ask_nvidia_smi(program: str, environ: Mapping[str, str]) -> Gpus:
     if trouble:
         return Gpus((), trouble)
     names: list[str] = []
-    whole = None  # the GPU that was listed last, as long as no part of it was
+    whole = None  # the GPU that was listed last; MIG instances that follow replace it
     for kind, uuid in _LISTED.findall(output):
         if kind == "GPU ":
             whole = uuid
@@ -116,9 +116,9 @@ class Host:
 
     Attributes:
         cpus: The logical processors of the affinity mask.
-        cores: The same by physical core.
-        numa_nodes: The same by NUMA node.
-        quota: How many processors' time the control group allows, or None.
+        cores: These processors, grouped by physical core.
+        numa_nodes: These processors, grouped by NUMA node.
+        quota: The CPU time that the control group allows, as a number of processors; None without a limit.
         gpus: The GPUs, or None if they were not asked for.
     """
 
@@ -130,12 +130,12 @@ class Host:
 
     @property
     def usable_cpus(self) -> int:
-        """How many logical processors can work at the same time."""
+        """The number of logical processors that can work at the same time."""
         return max(1, len(self.cpus) if self.quota is None else min(len(self.cpus), int(self.quota)))
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Read the kernel's ``0-3,8``."""
+    """Parse a list of processors as the kernel writes it, such as ``0-3,8``."""
     cpus: list[int] = []
     for part in re.findall(r"\d+(?:-\d+)?", text):
         first, _, last = part.partition("-")
@@ -147,7 +147,7 @@ def detect_host(root: Path = Path("/"), gpus: Gpus | None = None) -> Host:
     """Read the affinity mask, the kernel's description of the processors, and the control group.
 
     Args:
-        root: The folder of ``proc`` and ``sys``.
+        root: The folder that contains ``proc`` and ``sys``.
         gpus: The GPUs, if they have been looked for.
     """
     cpus = tuple(sorted(os.sched_getaffinity(0)))
@@ -169,7 +169,7 @@ def _read(path: Path) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """Return the smallest quota on the way from this process's control group to the root, in both versions."""
+    """Return the smallest quota of this process's control groups and their ancestors, in cgroup v1 and v2."""
     quotas = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -204,8 +204,8 @@ class HostDescription:
     Attributes:
         version: The version of horovodlike there.
         host: Its processors, and its GPUs if they were asked for.
-        seen_from: The launcher's address as ssh's server there sees it, and its own; None without ssh.
-        problems: Why the job cannot run there.
+        seen_from: The addresses of the launcher and of this host, as the host's ssh server sees them; None without ssh.
+        problems: The reasons why the job cannot run there; empty if it can.
         free_port: A port that no process there uses.
     """
 
@@ -230,13 +230,13 @@ def installed_version() -> str:
 
 
 def encode_needs(cwd: str, program: str, gpus: bool = False, files: Sequence[str] = ()) -> dict[str, Any]:
-    """Encode what :func:`describe` checks: the ranks' folder and program, GPUs if needed, and the files they write."""
+    """Encode the argument of :func:`describe`: the ranks' folder and program, GPU use, and the files they write."""
     text = [from_native(os.fsencode(each)) for each in (cwd, program, *files)]
     return {"cwd": text[0], "program": text[1], "gpus": gpus, "files": text[2:]}
 
 
 def describe(needs: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe this host, as :func:`decode_description` reads it."""
+    """Describe this host, in the form that :func:`decode_description` reads."""
     cwd, program = (os.fsdecode(to_native(needs[name])) for name in ("cwd", "program"))
     words = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -266,7 +266,7 @@ def decode_description(value: Any) -> HostDescription:
     """Read what :func:`describe` has returned.
 
     Raises:
-        ValueError: Another version's agent says something else.
+        ValueError: The value has another form: the agent is of another version.
     """
     try:
         fields = dict(value["host"])
@@ -286,7 +286,7 @@ def decode_description(value: Any) -> HostDescription:
 
 
 def why_unwritable(path: str) -> str:
-    """Return why a file cannot be written on this host, or an empty string; nothing is made."""
+    """Return why a file cannot be written on this host, or an empty string; create nothing."""
     if os.path.islink(path):
         path = os.path.realpath(path)
     folder = os.path.dirname(path) or os.curdir

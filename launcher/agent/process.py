@@ -1,6 +1,6 @@
-"""Processes, as an agent needs them: starting a rank, its whole tree, and the order of exits.
+"""Functions of an agent for processes: start a rank, signal a whole tree, and reap exits in their order.
 
-The process that uses this has one thread: it forks without exec in between.
+A process that calls :func:`spawn` must have a single thread, since the forked child runs Python code before exec.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 CANNOT_EXECUTE = 126
-"""The exit status of a rank for which there is no process, or no permission, as shells have it."""
+"""The exit status of a rank whose process cannot be made, or whose program may not be executed, as in shells."""
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,7 +36,7 @@ def die_with_parent(parent: int, signum: int) -> None:
     """Ask the kernel for a signal when the parent dies.
 
     Args:
-        parent: The process id that the parent must have; it may have died before this call.
+        parent: The parent's process id; if the parent has died before this call, the signal is sent at once.
         signum: The signal.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
@@ -50,13 +50,13 @@ def descendants(root: int) -> list[int]:
 
 
 def tree_of(leader: int) -> list[int]:
-    """List the process ids of all processes of a session, named by its leader, and of all below them."""
+    """List the process ids of all processes of the session with this leader, and of their descendants."""
     found = _processes()
     return _below([pid for pid, (_, session) in found.items() if session == leader], found)
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Parent and session of every process."""
+    """Return the parent and the session of every process."""
     found: dict[int, tuple[int, int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -66,7 +66,7 @@ def _processes() -> dict[int, tuple[int, int]]:
                 stat = file.read()
         except OSError:  # it has gone in the meantime
             continue
-        # The name stands in parentheses and may hold any character, parentheses too.
+        # The program's name is in parentheses and may hold any character, parentheses too.
         _, parent, _, session, *_ = stat[stat.rindex(b")") + 2 :].split()
         found[int(entry)] = int(parent), int(session)
     return found
@@ -93,7 +93,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def signal_descendants(signum: int) -> None:
-    """Send a signal to every process below this one; stopped ones are continued, so that they notice."""
+    """Send a signal to every process below this one; continue stopped ones, so that they can handle it."""
     for pid in descendants(os.getpid()):
         send_signal(pid, signum)
         if signum != signal.SIGKILL:
@@ -101,10 +101,10 @@ def signal_descendants(signum: int) -> None:
 
 
 class ExitQueue:
-    """Reaps children, and reports those that it watches in the order in which they exited.
+    """Reaps children, and reports the watched ones in the order in which they exited.
 
-    ``wait`` finds children in the order of their birth. The readiness list of an epoll keeps the order of events, so
-    each watched child has a pidfd in one. Kernels older than 5.3 have no pidfd: then the order of birth must do.
+    ``wait`` returns children in the order of their starts. The ready list of an epoll keeps the order of events, so
+    each watched child has a pidfd in an epoll. Kernels older than 5.3 have no pidfd: there the order of starts is used.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class ExitQueue:
         self._watched: set[int] = set()
 
     def fileno(self) -> int:
-        """Readable when a watched child has exited."""
+        """Return a descriptor that is readable when a watched child has exited."""
         return self._epoll.fileno()
 
     def watch(self, pid: int) -> None:
@@ -144,7 +144,7 @@ class ExitQueue:
                 os.waitpid(found.si_pid, 0)
             elif found.si_pid not in self._pid_of.values():
                 exits.append((found.si_pid, self._take(found.si_pid)))
-            # Else it has exited just now, and the next look at the epoll finds it.
+            # Else it has exited just now, and the next call of _ready() finds it.
 
     def _ready(self) -> list[int]:
         pids = []
@@ -182,22 +182,22 @@ class Start:
     cwd: bytes
     cpus: Sequence[int] | None = None
     inherit: Sequence[int] = field(default_factory=tuple)
-    """File descriptors that the rank gets under their own numbers."""
+    """File descriptors that the rank inherits under the same numbers."""
 
     def with_task(self, task: int, result: int) -> "Start":
-        """Return a copy with the file that holds its task and the pipe that takes its result."""
+        """Return a copy whose rank inherits the file of its task and the pipe for its result."""
         given = {b"HOROVODLIKE_TASK_FD": task, b"HOROVODLIKE_RESULT_FD": result}
         environ = {**self.environ, **{name: b"%d" % number for name, number in given.items()}}
         return replace(self, environ=environ, inherit=(task, result))
 
 
 def spawn(start: Start, stdout: int, stderr: int) -> int:
-    """Start a rank as the leader of its own process group, killed by the kernel should this process die.
+    """Start a rank as the leader of its own process group; the kernel kills it if this process dies.
 
     Args:
         start: The rank to start.
-        stdout: The descriptor that becomes its standard output.
-        stderr: The descriptor that becomes its standard error.
+        stdout: The descriptor that becomes the rank's standard output.
+        stderr: The descriptor that becomes the rank's standard error.
 
     Returns:
         The process id.
@@ -211,7 +211,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
         if os.getpid() == parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid != 0:
-        with contextlib.suppress(OSError):  # both sides do it: after the first of them, the group exists
+        with contextlib.suppress(OSError):  # parent and child both do it: either may run first
             os.setpgid(pid, pid)
         return pid
     code = 127
@@ -231,7 +231,7 @@ def _become(start: Start, parent: int, stdout: int, stderr: int) -> None:
         os.dup2(source, target, inheritable=True)
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
-    # Python ignores the first two, the launcher may have been started with others ignored, and that outlives exec.
+    # Signals that are ignored stay so after exec. Python ignores the first two; others may be inherited as ignored.
     for signum in _RESET:
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

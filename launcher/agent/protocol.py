@@ -1,8 +1,8 @@
 """The protocol between the launcher and the agent of a host.
 
 A frame is a header (kind, length of the payload, a number) and a payload. The connection is a pair of pipes that only
-the two ends hold, or an ssh session: it is authenticated by what it is. Text travels as JSON in which each character
-stands for one byte, so that paths and variables in any encoding arrive as they left.
+the two ends hold, or an ssh session: it needs no further authentication. Text travels as JSON in which each character
+stands for one byte, so that paths and variables in any encoding arrive unchanged.
 """
 
 import enum
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 HEADER = struct.Struct(">BIi")
 MAX_PAYLOAD = 64 * 1024 * 1024
 PIECE = 1024 * 1024
-"""Larger things are sent in pieces of this size."""
+"""The most bytes that one read takes, and that one frame carries of the task."""
 MAGIC = b"\0horovodlike agent\0"
-"""The bytes that the agent of another host sends before its first frame: a login shell may have written some too."""
+"""The bytes that the agent of another host sends before its first frame: a login shell may have printed text before."""
 
 _SECONDS = struct.Struct(">d")
 _EXIT = struct.Struct(">qi")
@@ -27,23 +27,23 @@ class FrameKind(enum.IntEnum):
 
     # From the launcher to the agent.
     TASK = 1
-    """A piece of the file that every rank can read; before START."""
+    """A piece of the task, the file that every rank can read; comes before START."""
     START = 2
-    """The ranks to start, as :func:`encode_text` of a dictionary; it may come again. If the job is elastic, the agent
-    stays while no rank runs."""
+    """The ranks to start, as :func:`encode_text` of a dictionary. May come several times. The agent of an elastic job
+    continues while no rank runs."""
     SIGNAL = 3
-    """Pass the signal (the number) on to the ranks, and kill everything after the seconds in the payload."""
+    """Send the signal (the number) to the ranks, and SIGKILL to the whole tree after the seconds in the payload."""
     END = 4
-    """SIGTERM to the whole tree, and SIGKILL after the seconds in the payload."""
+    """Send SIGTERM to the whole tree of processes, and SIGKILL after the seconds in the payload."""
     KILL = 5
-    """SIGKILL to the whole tree."""
+    """Send SIGKILL to the whole tree."""
     DESCRIBE = 6
-    """Asks for DESCRIPTION; the payload is an :func:`encode_text` of what the job needs there."""
+    """Ask for DESCRIPTION; the payload is an :func:`encode_text` of the job's needs on the host."""
     SIGNAL_RANK = 7
     """Send one rank a signal; the payload is the signal's number."""
     # From the launcher of the first node to that of another one.
     PLACE = 8
-    """The ranks of the node and their rendezvous, as :func:`encode_text` of a dictionary."""
+    """The node's ranks and the address of the rendezvous server, as :func:`encode_text` of a dictionary."""
     OUTCOME = 9
     """The job is over with this exit code (the number); the payload says why."""
     # From the agent to the launcher.
@@ -52,29 +52,30 @@ class FrameKind(enum.IntEnum):
     STDOUT = 17
     STDERR = 18
     RESULT = 19
-    """Bytes that the rank has written."""
+    """The payload of STDOUT, STDERR and RESULT: bytes that the rank has written there."""
     EXITED = 20
     """A rank has ended, and all that it wrote has been sent; the payload is made by :func:`encode_exit`."""
     GONE = 23
-    """After EXITED, with the same payload: nothing is left of the rank's process group, which a wrapper may have left
-    behind. Not of jobs that are elastic."""
+    """After EXITED, with an equal payload: the rank's process group, which may outlive a rank that is a wrapper, is
+    empty. Not sent in elastic jobs."""
     FAILED = 21
     """The agent could not do its work; the payload says why."""
     DESCRIPTION = 22
-    """After MAGIC: what the host has and what it lacks, as :func:`encode_text` of a dictionary."""
+    """After MAGIC: the description of the host and of its problems, as :func:`encode_text` of a dictionary."""
     STOPPED = 29
     CONTINUED = 30
-    """A rank of a job that is elastic was stopped by a signal, or continues."""
-    # From the launcher of a node to that of the first one, besides what its agent says.
+    """A rank of an elastic job was stopped by a signal (STOPPED), or continues after that (CONTINUED)."""
+    # From the launcher of another node to that of the first one, besides the frames of its agent.
     JOIN = 24
-    """The node takes part; the payload is an :func:`encode_text` of how."""
+    """The node takes part; the payload is an :func:`encode_text` of its version, host name and number of ranks."""
     LAST_LINES = 25
-    """Before EXITED: what a rank that failed has written last to standard error."""
+    """Before EXITED: the last lines that a failed rank has written to standard error."""
     CLEAN = 26
-    """Nothing is left of the node's ranks; the number is the status of its agent."""
+    """No process of the node's ranks is left; the number is the status of its agent."""
     # Both ways.
     ALIVE = 32
-    """To an agent: end if this does not come again within the seconds in the payload. It answers with the same."""
+    """From the launcher: the receiver, an agent or the launcher of another node, ends its ranks if this does not come
+    again within the seconds in the payload. It answers with an equal frame."""
 
 
 class Frame(NamedTuple):
@@ -100,7 +101,7 @@ class FrameReader:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self, magic: bytes = b"") -> None:
-        """Start at once, or after the first ``magic`` in the stream: what comes before it does not count."""
+        """Read frames from the start, or after the first ``magic`` if it is not empty; ignore the bytes before."""
         self._magic = magic
         self._pending = bytearray()
 
@@ -132,7 +133,7 @@ class FrameReader:
 
 
 def encode_text(value: Any) -> bytes:
-    """JSON; every string in ``value`` must hold one byte per character (see :func:`from_native`)."""
+    """Encode as JSON; each character of a string in ``value`` must stand for one byte (see :func:`from_native`)."""
     return json.dumps(value).encode("ascii")
 
 
@@ -147,7 +148,7 @@ def from_native(text: bytes) -> str:
 
 
 def to_native(text: str) -> bytes:
-    """Decode what :func:`from_native` has returned."""
+    """Turn the result of :func:`from_native` back into bytes."""
     return text.encode("latin-1")
 
 
@@ -160,7 +161,7 @@ def decode_seconds(payload: bytes) -> float:
     """Decode what :func:`encode_seconds` has returned.
 
     Raises:
-        InvalidFrameError: That is no duration.
+        InvalidFrameError: The payload is no duration.
     """
     seconds: float = _unpack(_SECONDS, payload)[0]
     if not 0 <= seconds < math.inf:
@@ -177,7 +178,7 @@ def decode_exit(payload: bytes) -> tuple[int, int]:
     """Decode what :func:`encode_exit` has returned.
 
     Raises:
-        InvalidFrameError: It has another length.
+        InvalidFrameError: The payload has the wrong length.
     """
     pid, status = _unpack(_EXIT, payload)
     return pid, status

@@ -1,13 +1,13 @@
 """The program that a rank of ``horovodlike.run`` executes: ``python run_task.py``.
 
-The function arrives in a file of this job's memory and its result leaves through a pipe. Both are inherited
-descriptors, which no other user and no network can reach; that is why they may carry pickles.
+The function arrives in a file in memory (a memfd), and its result leaves through a pipe. Both are inherited
+descriptors that no other user and no network can reach, so they may carry pickles.
 """
 
 import os
 import sys
 
-# Started by its path, so that it needs no search path before it has got the caller's.
+# Python puts a script's folder on the search path. Remove it; the caller's search path arrives with the task.
 sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
 
 import json  # noqa: E402 - after the search path was cleared of this folder
@@ -26,7 +26,7 @@ def pack_answer(raised: str, content: bytes) -> bytes:
 
 
 def unpack_answer(answer: bytes | bytearray) -> tuple[str, bytes]:
-    """Return the two parts of an answer; of one that is cut short, empty ones."""
+    """Return the exception's name and the pickle of an answer; both are empty if the answer is too short."""
     if len(answer) < LENGTH.size:
         return "", b""
     (length,) = LENGTH.unpack_from(answer)
@@ -34,7 +34,7 @@ def unpack_answer(answer: bytes | bytearray) -> tuple[str, bytes]:
 
 
 def _read_task(descriptor: int) -> bytes:
-    """Read the whole file, from the start: all ranks share one description and its offset."""
+    """Read the whole file by offsets: all ranks share one open file description, and with it the position."""
     size = os.fstat(descriptor).st_size
     data = bytearray()
     while len(data) < size:
@@ -59,12 +59,12 @@ def _dumps_result(result: Any) -> bytes:
 
 
 def _describe(error: BaseException) -> bytes:
-    """Pickle an exception: itself if that can be sent, and its traceback."""
+    """Return the answer for an exception: itself (None if it cannot be pickled), its traceback and its repr."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sent: bytes | None
     try:
         sent = data = _dumps(error.with_traceback(None))
-        pickle.loads(data)  # many exceptions can be written but not read
+        pickle.loads(data)  # many exceptions can be pickled but not unpickled
     except Exception:
         sent = None
     return pack_answer(type(error).__name__, pickle.dumps((sent, text, repr(error))))
@@ -80,7 +80,7 @@ def _execute(task: bytes) -> tuple[bytes, int]:
 
 
 def main() -> None:
-    """Run the function and exits."""
+    """Run the function, write its answer, and exit."""
     task_fd, result_fd = int(os.environ.pop("HOROVODLIKE_TASK_FD")), int(os.environ.pop("HOROVODLIKE_RESULT_FD"))
     for descriptor in (task_fd, result_fd):
         os.set_inheritable(descriptor, False)

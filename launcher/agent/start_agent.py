@@ -1,7 +1,7 @@
-"""Starts the agent from this file's own folder: ``python -I -S start_agent.py``.
+"""Start the agent from this file's own folder: ``python -I -S start_agent.py``.
 
-The same as ``python -m horovodlike.launcher.agent.agent`` without what costs time there: ``site`` with its import
-hooks, and the packages' own ``__init__``.
+This does the same as ``python -m horovodlike.launcher.agent.agent`` in less time: it skips ``site`` with its import
+hooks, and the ``__init__`` of ``horovodlike`` and of ``horovodlike.launcher``.
 """
 
 import os

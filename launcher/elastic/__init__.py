@@ -4,14 +4,14 @@
 ``elastic_job``     the steps of an elastic job
 ``membership``      pure: all decisions; ``events`` are its input and output, ``state`` its data, and ``host_health``
                     decides when a host may have workers again
-``driver``          carries the decisions out, and tells the membership what happens
+``driver``          carries the decisions out, and reports events to the membership
 ``agents``          the agents of the hosts, and how workers are started through them
 ``worker_server``   the driver's end of the connections to its workers
-``rank_assignment`` pure: the ranks of a generation, as its members are told
+``rank_assignment`` pure: the environment variables that give a generation's members their ranks
 =================== ====================================================================================================
 
-This module finds the hosts. To find them in a way of your own, derive from :class:`HostDiscovery` and give it to
-``horovodlike.run``.
+This module finds the hosts. For another way to find them, derive a class from :class:`HostDiscovery` and pass an
+instance of it to ``horovodlike.run``.
 """
 
 import os
@@ -34,26 +34,26 @@ _FAREWELL_S = 2.0
 
 
 class DiscoveryError(RuntimeError):
-    """The hosts could not be found out this time; the message says why."""
+    """The hosts could not be discovered this time; the message says why."""
 
 
 class HostDiscovery(ABC):
-    """Finds out which hosts there are. Derive from it to ask a scheduler of your own."""
+    """Finds the hosts of an elastic job. Derive from it to ask a scheduler of your own."""
 
     @abstractmethod
     def find(self) -> dict[str, int]:
         """Return the hosts that can be used now, each with its number of slots, in the order in which they are filled.
 
-        It is called about once a second, by one thread, which is not the one that made the object. If it raises an
-        Exception for the first time it is asked, the job ends with it; later the hosts stay as they were.
+        It is called once when the job starts, and then about once a second by another thread. If the first call raises
+        an Exception, the job ends with it; if a later call raises one, the hosts stay as they were.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """End the discovery; may be called while another thread is in :meth:`find`, which must return soon."""
+        """End the discovery; may be called while another thread is in :meth:`find`, which must then return soon."""
 
 
 class FixedHosts(HostDiscovery):
-    """Always the same hosts."""
+    """A discovery that always finds the same hosts."""
 
     def __init__(self, hosts: Mapping[str, int]) -> None:
         """Take the hosts and their slots."""
@@ -72,7 +72,7 @@ class HostDiscoveryScript(HostDiscovery):
 
         Args:
             script: Its path, or its name on PATH.
-            slots: How many slots a host has that is printed without a number; None if each has one.
+            slots: The number of slots of a host that is printed without one; 1 if None.
             seconds: How long the program may take; then it is ended.
 
         Raises:
@@ -82,7 +82,7 @@ class HostDiscoveryScript(HostDiscovery):
         self._slots = slots
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._pid: int | None = None  # guarded by _lock, as the next one
+        self._pid: int | None = None  # guarded by _lock, as are writes of _closed
         self._closed = False
         path = os.path.abspath(script) if os.sep in script or os.path.exists(script) else shutil.which(script)
         if path is None or not os.path.isfile(path):
@@ -98,9 +98,9 @@ class HostDiscoveryScript(HostDiscovery):
         """Run the program.
 
         Raises:
-            DiscoveryError: It failed, took too long, or printed something else.
+            DiscoveryError: The program failed, took too long, or printed an invalid line.
         """
-        from horovodlike.launcher.agent.external import ask  # not at the top: the options are read without it
+        from horovodlike.launcher.agent.external import ask  # not at the top: parsing the options does not need it
 
         if self._closed:
             raise DiscoveryError("the job is over")
@@ -139,15 +139,15 @@ class HostDiscoveryScript(HostDiscovery):
 
         with self._lock:
             self._closed = True
-            if self._pid is not None:  # else, or if it stays, it is ended where it was started
+            if self._pid is not None:  # if it does not end, ask() in find() ends it, because of _closed
                 send_signal(-self._pid, signal.SIGTERM)
 
 
 class DiscoveryThread:
-    """Asks for the hosts again and again, in a thread, and knows which of them this machine is."""
+    """Calls a discovery again and again, in a thread, and knows which of the hosts is this machine."""
 
     def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:
-        """Prepare it.
+        """Prepare the thread.
 
         Args:
             discovery: Finds the hosts.
@@ -157,7 +157,7 @@ class DiscoveryThread:
         self.here = here
         self._discovery = discovery
         self._names = names_of_this_machine(environ)
-        self._renamed: dict[str, str] = {}  # how a host was called -> what it is called here
+        self._renamed: dict[str, str] = {}  # name of a host as discovered -> its name in this job
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -165,7 +165,7 @@ class DiscoveryThread:
         """Return the hosts as they are now; the names of this machine are merged into one, :attr:`here`.
 
         Raises:
-            Exception: The discovery raises it.
+            Exception: An exception of the discovery.
         """
         found = [HostSlots(host, slots) for host, slots in self._discovery.find().items() if slots > 0]
         new = [entry for entry in found if entry.host not in self._renamed]
@@ -179,12 +179,12 @@ class DiscoveryThread:
         return {each.host: each.slots for each in merge_hosts(HostSlots(self._renamed[e.host], e.slots) for e in found)}
 
     def start(self, last: Mapping[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
-        """Look every second, in a thread.
+        """Call :meth:`look` every second, in a thread.
 
         Args:
-            last: The result of :meth:`look`.
-            tell: Called in the thread with the hosts, when they are others than before, or with the reason why they
-                could not be found, once for each reason.
+            last: The last result of :meth:`look`.
+            tell: Called in the thread with the hosts when they have changed, or with the reason why they could not be
+                found; a reason is not repeated while it stays the same.
         """
         self._thread = threading.Thread(target=self._run, args=(dict(last), tell), name="hvdrun-discovery", daemon=True)
         self._thread.start()
@@ -194,7 +194,7 @@ class DiscoveryThread:
         while not self._stop.wait(_EVERY_S):
             try:
                 found = self.look()
-            except Exception as error:  # whatever a plug-in raises: the job continues with the hosts that it has
+            except Exception as error:  # any exception of a plug-in: the job continues with the hosts that it has
                 problem = str(error) or type(error).__name__
                 if problem != said and not self._stop.is_set():
                     tell(f"the hosts cannot be found out, and stay as they are: {problem}")
@@ -206,7 +206,7 @@ class DiscoveryThread:
                 tell(dict(found))
 
     def close(self) -> None:
-        """End the thread; one that is within a plug-in which does not return is left behind."""
+        """End the thread; if it is in a plug-in that does not return, leave it behind."""
         self._stop.set()
         self._discovery.close()
         thread, self._thread = self._thread, None

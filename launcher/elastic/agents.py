@@ -1,4 +1,4 @@
-"""The agents of the hosts of an elastic job, which come and go; nothing waits for a slow one."""
+"""The agents of an elastic job, whose hosts come and go; no operation waits for a slow host."""
 
 import functools
 import selectors
@@ -41,11 +41,11 @@ class _Agent:
     name: str
     connection: AgentConnection
     deadline: float
-    host: Host | None = None  # once its agent can be spoken with
-    addresses: tuple[str, ...] = ()  # of this machine, as it reaches them
+    host: Host | None = None  # None until its agent is ready
+    addresses: tuple[str, ...] = ()  # of this machine, at which the host reaches it
     slots: int = 1
     waiting: list[tuple[int, int]] = field(default_factory=list)  # workers to be started, and their slots
-    answered: bool = False  # ... or hung up
+    answered: bool = False  # the agent has sent something, or hung up
     trouble: str = ""
     leaving: bool = False
 
@@ -66,7 +66,7 @@ class AgentPool:
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
-        """Prepare it; there is no agent yet.
+        """Prepare the pool, without any agent.
 
         Args:
             spec: The job.
@@ -75,10 +75,10 @@ class AgentPool:
             identity: The job's identity.
             task: The file that every worker can read.
             grace_period: How long the workers may take to end once an agent has got a signal, in seconds.
-            on_ready: Takes over the connection to an agent that has answered, and the addresses by which its host
-                reaches this one, and returns the port at which the driver listens there; may raise RendezvousError.
+            on_ready: Takes over the connection to an agent that is ready. Also gets the addresses at which its host
+                reaches this one; returns the port at which the driver listens there; may raise RendezvousError.
             on_lost: Called with a host that cannot take part, and why.
-            say: Tells the user something.
+            say: Prints a message for the user.
         """
         self._spec = spec
         self._folder = working_folder()  # which may be deleted while the job runs
@@ -99,7 +99,7 @@ class AgentPool:
         return list(self._agents)
 
     def start(self, worker: int, host: str, slot: int, slots: int) -> None:
-        """Start a worker as soon as the agent of its host can do it.
+        """Start a worker as soon as the agent of its host is ready.
 
         Args:
             worker: The worker's number.
@@ -122,7 +122,7 @@ class AgentPool:
         """Send a worker a signal.
 
         Returns:
-            False if it has not been started, because its agent has not answered yet; now it will not be.
+            False if the worker was still waiting for its agent; then it is not started any more.
         """
         agent = self._agents[host]
         entry = next((entry for entry in agent.waiting if entry[0] == worker), None)
@@ -138,7 +138,7 @@ class AgentPool:
         return ",".join(found) or LOOPBACK
 
     def release(self, host: str) -> None:
-        """End the agent of a host, if there is one; its end is awaited."""
+        """Tell the agent of a host, if there is one, to end; do not wait: :meth:`end` is called later."""
         agent = self._agents.get(host)
         if agent is not None and not agent.leaving:
             agent.leaving = True
@@ -151,7 +151,7 @@ class AgentPool:
             agent.trouble = agent.trouble or trouble
 
     def end(self, connection: FrameConnection, status: int) -> None:
-        """Close the connection to an agent, which has ended; report the host as lost unless that was wanted."""
+        """Remove an agent whose connection has ended; report the host as lost, unless it was released."""
         agent = self._find(connection)
         if agent is None:
             return
@@ -171,7 +171,7 @@ class AgentPool:
                 agent.connection.close()
 
     def close(self) -> None:
-        """End all agents, and wait for that."""
+        """End all agents, and wait until they have ended."""
         for agent in self._agents.values():
             agent.connection.cut()
         for agent in self._agents.values():
@@ -180,7 +180,7 @@ class AgentPool:
     # Agents that have not answered yet.
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Bring what a selector waits for up to date."""
+        """Update the events for which a selector waits."""
         for agent in self._agents.values():
             if agent.host is None:
                 agent.connection.watch(selector, True, functools.partial(setattr, agent, "answered", True))
@@ -190,7 +190,7 @@ class AgentPool:
         return min((each.deadline for each in self._agents.values() if each.host is None), default=None)
 
     def attend(self, selector: selectors.BaseSelector) -> None:
-        """Take the answers that have come, and give up the hosts that have had their time."""
+        """Read the answers that have come, and give up the hosts whose time is over."""
         now = time.monotonic()
         for agent in [each for each in self._agents.values() if each.host is None]:
             if agent.answered:
@@ -258,7 +258,7 @@ class AgentPool:
         slots = agent.slots if most is None else min(agent.slots, max(most, slot + 1))
         try:
             cpus, _ = bind(self._spec.bind_to, host, slots)
-            # By slot, of which no two workers that live have the same; all of them, since any may be taken.
+            # GPUs are given by slot, since no two live workers share one; to all slots, since any may be used.
             called = self._spec.called("--gpus-per-rank")
             gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, agent.slots, called)
         except UsageError as error:

@@ -46,7 +46,7 @@ from horovodlike.launcher.supervisor.output import RankOutput
 
 @dataclass
 class _Process:
-    """A worker that was started, until it has exited."""
+    """The process of a worker, from the decision to start it until it has exited."""
 
     host: str
     pid: int = 0
@@ -73,18 +73,18 @@ class Driver(Supervisor):
 
         Args:
             spec: The job.
-            policy: The numbers and timeouts that the user has asked for.
+            policy: The limits and timeouts that the user has asked for.
             command: The words that each worker executes.
             environ: The environment that the workers inherit.
             identity: The job's key and name.
             output: Takes what the workers write.
-            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
-            grace_period: How long workers may take to leave after a signal to this process, in seconds.
+            wakeup: Wakes :meth:`run` after a signal or a change by another thread.
+            grace_period: How long workers may take to exit after a signal to this process, in seconds.
             task: The file that every worker can read.
-            look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
+            look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
 
         Raises:
-            RendezvousError: It cannot listen.
+            RendezvousError: The driver cannot listen for workers.
         """
         super().__init__(output, wakeup)
         self._spec = spec
@@ -96,7 +96,7 @@ class Driver(Supervisor):
         self._events: deque[Event] = deque()
         self._news: deque[dict[str, int] | str] = deque()  # from other threads
         self._processes: dict[int, _Process] = {}
-        self._failures: dict[int, Failure] = {}  # of workers that have exited badly
+        self._failures: dict[int, Failure] = {}  # of workers that have exited with an error
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
         self._server: RendezvousServer | None = None
@@ -115,7 +115,7 @@ class Driver(Supervisor):
         )
         self.outcome = Outcome()
         self._decided = False
-        self._ending_at: float | None = None  # when workers that have not ended by themselves are ended
+        self._ending_at: float | None = None  # when to end the workers that have not exited by themselves
         self._stop_reason = ""
         self._ended = False
 
@@ -125,12 +125,12 @@ class Driver(Supervisor):
         return tuple(self._places)
 
     def tell(self, news: dict[str, int] | str) -> None:
-        """Take the hosts that there are now, or something to say to the user. Callable from any thread."""
+        """Take the hosts as they are now, or a message for the user. Callable from any thread."""
         self._news.append(news)
         self._wakeup.set()
 
     def run(self) -> Outcome:
-        """Return when nothing is left of the workers."""
+        """Run until no process of the workers is left; return the outcome."""
         self._loop()
         self._output.drain(lambda: self.abandoned)
         self._check_output()
@@ -153,7 +153,7 @@ class Driver(Supervisor):
         self._advance()
 
     def close(self) -> None:
-        """End whatever is left."""
+        """End all agents, and close the servers."""
         self._agents.close()
         self._workers.close()
         self._close_server()
@@ -167,7 +167,7 @@ class Driver(Supervisor):
         due = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(due) - now) if due else None
 
-    # What happens.
+    # Events.
 
     def on_frame(self, frame: Frame, connection: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
@@ -202,7 +202,7 @@ class Driver(Supervisor):
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
             self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), connection.host)
-        self._workers.attend()  # its last messages arrived before its end
+        self._workers.attend()  # its last messages come before its exit
         self._events.append(Exited(worker, status, started=pid != 0))
 
     def on_silence(self, connection: FrameConnection, seconds: float) -> None:
@@ -230,10 +230,10 @@ class Driver(Supervisor):
             self._say(f"{host} cannot be used: {reason}")
         self._events.append(HostLost(host, reason))
 
-    # What follows from it.
+    # Decisions.
 
     def _think(self) -> None:
-        """Let the membership decide until there is nothing left to decide."""
+        """Pass events to the membership and carry out its decisions until it has no more."""
         while self._news:
             news = self._news.popleft()
             if isinstance(news, str):
@@ -256,11 +256,11 @@ class Driver(Supervisor):
             return
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, Ready):  # or it would wait for a place for ever
+            if isinstance(event, Ready):  # or it would wait for its rank for ever
                 self._workers.say(event.worker, {"stop": self._stop_reason})
 
     def _carry_out(self, decision: Decision) -> None:
-        if not isinstance(decision, Kill | End):  # these are said anyway
+        if not isinstance(decision, Kill | End):  # their reasons are printed anyway
             self._explain(decision.reason)
         if isinstance(decision, Spawn):
             self._processes[decision.worker] = _Process(decision.host)
@@ -271,7 +271,7 @@ class Driver(Supervisor):
             self._form(decision)
         elif isinstance(decision, Abandon):
             if decision.generation == self._generation:
-                self._close_server()  # a worker that still waits there gets an error
+                self._close_server()  # a worker that still waits at the rendezvous gets an error
         elif isinstance(decision, Announce):
             change = {"number": decision.number, "added": decision.added, "removed": decision.removed}
             for worker in decision.members:
@@ -289,7 +289,7 @@ class Driver(Supervisor):
         try:
             self._output.expect(worker)
         except UsageError as error:
-            if self._generation == 0:  # nothing is lost yet if the user is asked for another folder
+            if self._generation == 0:  # nothing is lost yet: let the user name another folder
                 raise
             self._say(f"{error}; worker {worker} goes on without")
 
@@ -357,7 +357,7 @@ class Driver(Supervisor):
             self.outcome.exit_code = exit_code
 
     def _advance(self) -> None:
-        """End what is left once the job is over."""
+        """End the remaining workers once the job is over."""
         if self._ending_at is None or self._ended:
             return
         if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:

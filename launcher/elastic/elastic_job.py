@@ -67,7 +67,7 @@ class ElasticLaunch(Launch):
         )
         self._stack.callback(self._writer.close, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)
-        self._stack.callback(self._hosts.close)  # nothing is told to a driver that has been closed
+        self._stack.callback(self._hosts.close)  # runs first, so that a closed driver gets no hosts
 
     def start(self) -> None:
         """Tell the driver the hosts, now and whenever they change."""
@@ -88,7 +88,7 @@ class ElasticLaunch(Launch):
 
 
 def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
-    """Return the numbers that the user has asked for, as far as membership goes.
+    """Return the limits and timeouts of the membership, as the user has asked for them.
 
     Raises:
         UsageError: The numbers contradict each other.

@@ -1,4 +1,4 @@
-"""The events of an elastic job, and the driver's decisions. Workers are named by their numbers."""
+"""The events of an elastic job, and the decisions of the membership. Workers are identified by their numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker asks for a place.
+    """A worker asks for a rank.
 
     Attributes:
         worker: The worker.
         why: ``start``, ``broken``, ``changed`` or ``failed``.
         text: The reason in words.
-        commits: How many commits it has been through.
+        commits: The number of its commits.
     """
 
     worker: int
@@ -46,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A worker was told to leave, and the others know."""
+    """A worker was told to leave, and the other members know."""
 
     worker: int
 
@@ -81,7 +81,7 @@ class HostsFound:
 
 @dataclass(frozen=True)
 class HostLost:
-    """There is no agent on a host, or none any more; its workers are gone with it."""
+    """The agent of a host could not be started, or has gone; the host's workers have gone, too."""
 
     host: str
     reason: str
@@ -102,7 +102,7 @@ class Spawn:
 
 @dataclass(frozen=True)
 class Form:
-    """Form a generation; the workers are its members in the order of their ranks."""
+    """Form a generation of these members, which are in the order of their ranks."""
 
     generation: int
     members: tuple[int, ...]
@@ -111,7 +111,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Abandon:
-    """The generation is broken: a member that still waits for the others in it waits in vain."""
+    """Give up a broken generation: a member that still waits for others at its rendezvous gets an error."""
 
     generation: int
     reason: str
@@ -119,7 +119,7 @@ class Abandon:
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the members that something has changed, so that they come back at their next commit."""
+    """Tell the members that workers join or go, so that they ask for ranks again at their next commit."""
 
     number: int
     added: bool
@@ -130,7 +130,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Remove:
-    """Tell a worker that waits for a place that it is no longer a member."""
+    """Tell a worker that waits for a rank that it gets none, and is to exit."""
 
     worker: int
     reason: str
@@ -155,7 +155,7 @@ class Report:
 
 @dataclass(frozen=True)
 class End:
-    """End the job. ``failure`` is the worker that is the cause, if one is."""
+    """End the job. ``failure`` is the worker that caused the end, or None."""
 
     exit_code: int
     reason: str

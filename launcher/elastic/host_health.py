@@ -1,4 +1,4 @@
-"""The time when a host may have workers again after some have failed there. Pure: the caller passes times."""
+"""Decides when a host may have workers again after failures there. Pure: the caller passes times."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,12 @@ _LOST_LOW_S = 5.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long a host is left alone.
+    """The durations of back-offs, in which a host gets no workers.
 
     Attributes:
-        low: The first time, in seconds; each further time in a row is twice as long.
-        high: The most, in seconds. The slot of a worker that was told to leave stays empty for as long.
-        patient: A few failures have no consequence. Otherwise the first one has.
+        low: The first back-off, in seconds; each further one in a row is twice as long.
+        high: The longest back-off, in seconds. The slot of a worker that was told to leave stays empty for as long.
+        patient: True if a few failures cause no back-off. Otherwise the first failure does.
     """
 
     low: float = 1.0
@@ -26,9 +26,9 @@ class Backoff:
 class HostHealth:
     """The failures of one host.
 
-    Failures fill a bucket that drains with the time in which the host has workers, one in two seconds: what fails now
-    and then is replaced at once, and what fails again and again has to wait, for longer and longer until the bucket is
-    empty.
+    Each failure adds one to a bucket, which loses one in two seconds outside back-offs. If failures are rare, a worker
+    is replaced at once; if they are frequent, the host gets back-offs, each longer than the one before until the bucket
+    is empty.
     """
 
     rule: Backoff
@@ -40,7 +40,7 @@ class HostHealth:
     _in_a_row: int = 0
 
     def fail(self, now: float, slots: int) -> str:
-        """Count the failure of a worker there. Return the consequence, in words."""
+        """Count the failure of a worker of the host. Return the consequence, in words."""
         self._drain(now)
         tolerated = max(_TOLERATED, 2 * slots)
         self._level = min(self._level, tolerated) + 1
@@ -51,7 +51,7 @@ class HostHealth:
         return "it is replaced at once"
 
     def lose(self, now: float) -> str:
-        """Count a failure of its agent, which could not be started or has gone. Return the consequence, in words."""
+        """Count a failure of the agent, which could not be started or has gone. Return the consequence, in words."""
         self.losses += 1
         self._drain(now)
         return self._cool(now, min(max(self.rule.low, _LOST_LOW_S), self.rule.high))

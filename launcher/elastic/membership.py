@@ -1,11 +1,11 @@
 """The membership of an elastic job: all decisions of the driver. Pure: no clock, no thread, no I/O.
 
-Events go in by :meth:`Membership.observe`, decisions come out of :meth:`Membership.decide`, each with its reason, and
-count as carried out. Times are the caller's, in seconds, and never go back.
+:meth:`Membership.observe` takes events. :meth:`Membership.decide` returns decisions, each with its reason; from then on
+they count as carried out. Times are the caller's, in seconds, and never go back.
 
-A *member* has a place in the current generation. The next one is formed when all members that live have come back.
-They keep the order of their ranks, so that rank 0 is the oldest; *newcomers* that are ready follow. Newcomers that are
-ready while the members work are announced to them, and so are members whose hosts are not offered any more.
+A *member* has a rank in the current generation. The next one is formed when all members that live have asked for a rank
+again ("come back"). They keep the order of their ranks, so rank 0 is the oldest; *newcomers* that are ready follow.
+While the members work, announcements tell them of newcomers that are ready, and of members without a slot.
 """
 
 import signal
@@ -41,13 +41,13 @@ from horovodlike.launcher.supervisor import failure_attribution
 FAILED = 1
 """The exit code of a job that ends for a reason that is no worker's failure."""
 SETTLE_S = 3.0
-"""How long workers that are ready wait for those that are still starting, if they are not needed at once."""
+"""How long workers that are ready wait for others that are still starting, if there are enough without these."""
 _REMOVED_S = 30.0
-"""How long a worker that was removed may take to exit."""
+"""How long a worker that was removed, or leaves, may take to exit."""
 _ATTEMPTS = 3
-"""So many workers in a row that fail in the same way are enough to know."""
+"""So many failures of one kind in a row end the job: of the workers of a slot, of all members, or of every host."""
 _FRUITLESS = 5
-"""So many generations in a row, too: that cannot come together, or in which one fails before anything is saved."""
+"""So many generations in a row, too: those whose init() fails, or in which a worker fails and nothing is committed."""
 _TERMINATED = (-signal.SIGTERM, failure_attribution.exit_code(-signal.SIGTERM))
 
 
@@ -58,7 +58,7 @@ class Membership(Roster):
         """Start without hosts and workers.
 
         Args:
-            policy: The numbers and timeouts that the user has asked for.
+            policy: The limits and timeouts that the user has asked for.
             now: The time.
         """
         super().__init__(policy)
@@ -69,7 +69,7 @@ class Membership(Roster):
         self._blocked_since: float | None = now  # since when a generation is needed
         self._collapses = 0
         self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: workers in a row that failed while starting
-        self._completed = ""  # that a worker has come to a good end
+        self._completed = ""  # which worker was the first to complete the training; empty if none has
         self._most_commits = 0
         self._barren = 0  # how many generations in a row made no commit and had a member that exited with an error
         self._pending: list[Decision] = []
@@ -79,23 +79,23 @@ class Membership(Roster):
 
     @property
     def _finishing(self) -> str:
-        """The reason why no worker may join now, or an empty text: one that has finished training may begin again."""
+        """The reason why no worker may join now, or an empty text; it ends if a finished worker trains again."""
         finished = (each for each in self.workers.values() if each.status is Status.FINISHED)
         return self._completed or next((f"worker {each.number} has finished" for each in finished), "")
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over; there are no more decisions."""
+        """True if the job is over, with no more decisions."""
         return self._end is not None
 
     def look_again(self) -> float | None:
-        """Return when to call :meth:`decide` again if no event comes before; None: not before an event.
+        """Return when to call :meth:`decide` again even without a new event, or None to wait for an event.
 
         The last call of :meth:`decide` has determined that time.
         """
         return min(self._deadlines, default=None)
 
-    # What happens.
+    # Events.
 
     def observe(self, event: Event, now: float) -> None:
         """Note an event. Events of a worker that has gone are ignored."""
@@ -149,7 +149,7 @@ class Membership(Roster):
             self._set(worker, Status.READY, now)
 
     def _train_again(self, worker: WorkerState, now: float) -> None:
-        """Note a worker that trains again; if the others have continued without it, it will ask for a place."""
+        """Note a worker that trains again; if the others have continued without it, it will ask for a rank."""
         self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
 
     def _exit(self, worker: WorkerState, event: Exited, now: float) -> None:
@@ -194,7 +194,7 @@ class Membership(Roster):
                 self._conclude(failure_attribution.exit_code(status), reason, worker.number)
 
     def _look_for_collapse(self, now: float) -> None:
-        """All members have failed by themselves, again and again: another start would end like this one."""
+        """End the job if all members have failed by themselves again and again: another start would fail, too."""
         if any(self.is_member(worker) for worker in self.workers.values()):
             return
         if now - self.generation.formed_at > self.policy.elastic_timeout:
@@ -230,14 +230,14 @@ class Membership(Roster):
     def _set(self, worker: WorkerState, status: Status, now: float) -> None:
         worker.status, worker.since = status, now
 
-    # What follows from it.
+    # Decisions.
 
     def decide(self, now: float) -> list[Decision]:
         """Decide what must be done now. Each decision is returned once; the end of the job is the last one."""
         decisions, self._pending, self._deadlines = self._pending, [], []
         if self._told_end:
             return []
-        while self._end is None and (found := self._decide_once(now)):  # what is decided may be a reason for more
+        while self._end is None and (found := self._decide_once(now)):  # a decision may be a reason for another
             decisions += found
         if self._finishing and not self.workers:
             self._conclude(0, self._finishing)
@@ -253,12 +253,12 @@ class Membership(Roster):
 
     @property
     def _exhausted(self) -> bool:
-        """Whether the next generation would be one too many."""
+        """True if ``reset_limit`` allows no further generation."""
         limit = self.policy.reset_limit
         return limit is not None and self.generation.number > 0 and self._resets >= limit and not self._finishing
 
     def _over(self, since: float | None, seconds: float, now: float) -> bool:
-        """Whether ``seconds`` have passed since ``since``; if not, note for :meth:`look_again` when they will have."""
+        """Return True ``seconds`` after ``since``; before that, note the time for :meth:`look_again`."""
         if since is None:
             return False
         if now >= since + seconds:
@@ -282,7 +282,7 @@ class Membership(Roster):
                 if self._completed and worker.status is Status.STARTING:
                     self._set(worker, Status.REMOVED, now)
                 if worker.status is Status.MEMBER and self._blocked_since is not None:
-                    self._blocked_since = now  # its replacement gets the same time
+                    self._blocked_since = now  # its replacement gets the full time
                 yield Kill(worker.number, f"worker {worker.number} is killed: {reason}")
 
     def _reason_to_kill(self, worker: WorkerState, now: float) -> str:
@@ -298,7 +298,7 @@ class Membership(Roster):
                 return "the job is done without it"
             if self._over(worker.since, policy.elastic_timeout, now):
                 return f"it has not asked for a place within {policy.elastic_timeout:g} s"
-        # A member that others wait for: one that comes back is ready.
+        # Others wait for a member that has not come back: one that has come back is READY.
         blocked = self.generation.number > 0 and self._blocked_since is not None
         if worker.status is Status.MEMBER and blocked and self._over(self._blocked_since, policy.elastic_timeout, now):
             return f"the others have waited for it for {policy.elastic_timeout:g} s"
@@ -350,14 +350,14 @@ class Membership(Roster):
     def _is_enough(
         self, staying: int, newcomers: list[WorkerState], chosen: list[WorkerState], overdue: bool, now: float
     ) -> bool:
-        """Whether a generation is formed of what there is."""
+        """Return True if a generation is to be formed now of the chosen workers."""
         policy = self.policy
         if staying or overdue:
             return len(chosen) >= (1 if self._finishing else policy.min_np)
-        enough = policy.min_np if self.generation.number else policy.num_proc  # to start over, or for the first time
+        enough = policy.min_np if self.generation.number else policy.num_proc  # with no member left, or at the start
         if len(chosen) < enough:
             return False
-        # No member is delayed if a start waits for a moment for those that are about to come.
+        # There is no member to delay: wait a moment for workers that are still starting.
         complete = not self.starting() or len(chosen) == policy.max_np
         enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
         return complete or self._over(enough_since, SETTLE_S, now)
@@ -390,7 +390,7 @@ class Membership(Roster):
         yield Form(before.number + 1, members, reason)
 
     def _is_barren(self, generation: Generation, now: float) -> bool:
-        """Whether too many generations have failed in a row by a member's own fault, without any progress."""
+        """Return True if too many generations in a row made no commit and had a member that exited with an error."""
         if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
         elif any(status > 0 for _, status in generation.statuses):
@@ -454,7 +454,7 @@ class Membership(Roster):
         going = {worker.number for worker in members} - staying
         if not (joining | going) - generation.told:
             return
-        # Changes that come together are announced together; members continue to work meanwhile.
+        # Wait a moment for workers that are still starting, to announce all together; members work meanwhile.
         since = [worker.since for worker in newcomers if worker.number not in generation.told]
         if not going - generation.told and self.starting() and not self._over(min(since), SETTLE_S, now):
             return

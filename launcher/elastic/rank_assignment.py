@@ -1,4 +1,4 @@
-"""The ranks of a generation, as its members are told. Pure."""
+"""The environment variables that give the members of a generation their ranks. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ OF_A_PLACE = frozenset(place_variables(**dict.fromkeys(_NAMES, 0))) | {
     "HOROVODLIKE_RENDEZVOUS_ADDR",
     "HOROVODLIKE_RENDEZVOUS_PORT",
 }
-"""The variables that a worker gets with its place, and must not inherit."""
+"""The variables that a worker gets from the driver with its rank, and must not inherit."""
 
 
 def place_members(generation: int, hosts: Sequence[str], address: str, port: int) -> list[dict[str, str]]:
@@ -18,7 +18,7 @@ def place_members(generation: int, hosts: Sequence[str], address: str, port: int
 
     Args:
         generation: The generation's number.
-        hosts: By rank, the host of the member. Hosts are numbered as they come here.
+        hosts: The host of each member, by rank. Hosts are numbered in the order in which they first occur here.
         address: The address of the generation's rendezvous server, as in ``HOROVODLIKE_RENDEZVOUS_ADDR``.
         port: The port that it listens on.
 

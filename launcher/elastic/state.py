@@ -12,12 +12,12 @@ class Policy:
 
     Attributes:
         num_proc: How many workers the job starts with.
-        min_np: With fewer it waits.
-        max_np: It never has more; None for as many as there are slots.
+        min_np: With fewer workers the job waits.
+        max_np: The most workers of the job; None for as many as there are slots.
         reset_limit: How many generations there may be after the first one; None for any number.
-        backoff: When a host that has failed is used again.
+        backoff: The rule for when a host that has failed is used again.
         elastic_timeout: How long the job waits for enough workers, in seconds.
-        heartbeat_timeout: How long a worker may be stopped, in seconds.
+        heartbeat_timeout: How long a worker may be stopped, or without its connection to the driver, in seconds.
     """
 
     num_proc: int
@@ -45,7 +45,7 @@ _ACTIVE = (Status.STARTING, Status.READY, Status.MEMBER)
 
 @dataclass
 class WorkerState:
-    """One process. It is forgotten when it has exited."""
+    """One worker. It is removed from the roster when its process has exited."""
 
     number: int
     host: str
@@ -53,14 +53,14 @@ class WorkerState:
     since: float  # when its status changed
     status: Status = Status.STARTING
     was_ready: bool = False
-    commits: int = 0  # that it has been through, as it said last
+    commits: int = 0  # as it has reported last
     stopped_at: float | None = None
     adrift_at: float | None = None
     killed: bool = False
 
     @property
     def active(self) -> bool:
-        """Whether it takes part in the job, or may come to."""
+        """True if the worker takes part in the job, or still may."""
         return self.status in _ACTIVE and not self.killed
 
 
@@ -71,13 +71,13 @@ class Generation:
     number: int = 0
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
-    commits: int = 0  # the most that any worker had seen when it was formed
+    commits: int = 0  # the most commits of any worker when it was formed
     broken: str = ""  # why it cannot work any more
     failed: str = ""  # why init() failed, if it did
     failed_before: int = 0  # how many generations just before it, of the same members, failed in init()
     abandoned: bool = False
-    returning: bool = False  # its members come back without being told
-    told: frozenset[int] = frozenset()  # the workers of the latest announcement
+    returning: bool = False  # a member leaves, so the others ask for ranks again without an announcement
+    told: frozenset[int] = frozenset()  # the joining and going workers of the latest announcement
     statuses: list[tuple[int, int]] = field(default_factory=list)  # number and status of members that failed
 
 
@@ -85,10 +85,10 @@ class Roster:
     """The workers that live, and the role of each.
 
     Attributes:
-        policy: The numbers and timeouts that the user has asked for.
-        workers: By number.
-        slots: By host, how many workers it may have; hosts that have been offered for longer come first.
-        generation: The current one.
+        policy: The limits and timeouts that the user has asked for.
+        workers: The workers by number.
+        slots: The number of workers that each host may have; hosts that have been offered for longer come first.
+        generation: The current generation.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -99,7 +99,7 @@ class Roster:
         self.generation = Generation()
 
     def is_member(self, worker: WorkerState) -> bool:
-        """Whether it has, or had, a place in the current generation."""
+        """Return True if the worker has, or had, a rank in the current generation."""
         return worker.number in self.generation.members
 
     def members(self) -> list[WorkerState]:
@@ -108,7 +108,7 @@ class Roster:
         return [worker for worker in living if worker.active]
 
     def unwanted(self) -> set[int]:
-        """Return the workers without a slot, or that are too many: members stay, and older workers."""
+        """Return the workers without a slot or beyond ``max_np``; members have the first claim, then older workers."""
         found: set[int] = set()
         room = dict(self.slots)
         left = len(self.workers) if self.policy.max_np is None else self.policy.max_np
@@ -121,9 +121,9 @@ class Roster:
         return found
 
     def staying(self) -> list[WorkerState]:
-        """List the members that will have a place in the next generation.
+        """List the members that will have a rank in the next generation.
 
-        If the hosts of all of them have gone, some stay until newcomers have got the state from them.
+        If no member has a slot any more, some stay until newcomers have got the training state from them.
         """
         members, unwanted = self.members(), self.unwanted()
         wanted = [worker for worker in members if worker.number not in unwanted]
@@ -139,7 +139,7 @@ class Roster:
         return [each for each in found if not self.is_member(each) and each.number not in unwanted]
 
     def starting(self) -> list[WorkerState]:
-        """List the workers that have not asked for a place yet."""
+        """List the workers that have not asked for a rank yet."""
         unwanted = self.unwanted()
         found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.STARTING]
         return [worker for worker in found if worker.number not in unwanted]

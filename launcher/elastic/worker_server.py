@@ -3,21 +3,21 @@
 From a worker to the driver:
 
 ``{"do": "ready", "commits": n, "why": w, "reason": text}``
-    It asks for a place. ``n`` is how many commits it has been through; ``w`` is ``start``, ``broken`` (the job broke),
-    ``changed`` (it was told so) or ``failed`` (``init()`` did).
+    It asks for a rank. ``n`` is the number of its commits, including checks for changes of the hosts. ``w`` is
+    ``start``, ``broken`` (its generation broke), ``changed`` (it got ``changed``) or ``failed`` (``init()`` failed).
 ``{"do": "leaving"}``
-    It was told to leave, the others know, and it will exit with code 0.
+    It was told to leave (SIGTERM), the other members know, and it will exit with code 0.
 ``{"do": "finished"}``
     Its training function has returned.
 ``{"do": "training"}``
-    It has finished before, and trains again.
+    It trains again after "finished".
 
 From the driver to a worker:
 
 ``{"place": {"generation": g, "variables": {...}}}``
-    The answer to "ready", when the generation is formed.
+    The answer to "ready" when generation ``g`` is formed: the environment variables that give the worker its rank.
 ``{"changed": {"number": n, "added": bool, "removed": bool}}``
-    At any time: come back at the next commit. Numbers increase.
+    At any time: send "ready" again at the next commit. Each change has a greater number than the one before.
 ``{"removed": reason}``
     The answer to "ready" if it is no member any more.
 ``{"stop": reason}``
@@ -41,7 +41,7 @@ _FLUSH_S = 1.0
 
 
 class WorkerServer:
-    """Belongs to one thread, which waits for :meth:`fileno` and then calls :meth:`attend`."""
+    """The server for workers. Belongs to one thread, which waits for :meth:`fileno` and then calls :meth:`attend`."""
 
     def __init__(
         self, key: JobKey, job_id: str, expected: Callable[[], Collection[int]], tell: Callable[[Event], None]
@@ -51,11 +51,11 @@ class WorkerServer:
         Args:
             key: The job's key.
             job_id: The job's name.
-            expected: The numbers of the workers that live.
-            tell: Called with what happens, in :meth:`attend`.
+            expected: Returns the numbers of the workers that live.
+            tell: Called with each event, in :meth:`attend`.
 
         Raises:
-            RendezvousError: It cannot listen.
+            RendezvousError: The server cannot listen.
         """
         self._job = job_digest(f"elastic/{job_id}")
         self._expected = expected
@@ -68,7 +68,7 @@ class WorkerServer:
         self._door.listen([listener])
 
     def fileno(self) -> int:
-        """Readable when :meth:`attend` has something to do."""
+        """Return a descriptor that is readable when :meth:`attend` has something to do."""
         return self._door.fileno()
 
     def next_deadline(self) -> float | None:
@@ -83,7 +83,7 @@ class WorkerServer:
         """Listen on further addresses, at the same port.
 
         Raises:
-            RendezvousError: That is not possible.
+            RendezvousError: The server cannot listen on one of them.
         """
         new = [address for address in addresses if address not in self._addresses]
         if new:
@@ -91,24 +91,24 @@ class WorkerServer:
             self._addresses.update(new)
 
     def say(self, worker: int, message: dict[str, Any]) -> None:
-        """Tell a worker something; do nothing if it has no connection."""
+        """Send a worker a message; do nothing if the worker has no connection."""
         connection = self._connections.get(worker)
         if connection is not None:
             self._door.send(connection, message)
 
     def say_to_all(self, message: dict[str, Any]) -> None:
-        """Tell all workers something."""
+        """Send all connected workers a message."""
         for worker in list(self._connections):
             self.say(worker, message)
 
     def close(self) -> None:
-        """Close all connections, after the last messages have been sent."""
+        """Send the messages that wait, for about a second at most, and close all connections."""
         deadline = time.monotonic() + _FLUSH_S
         for connection in self._connections.values():
             self._door.flush(connection, deadline)
         self._door.close()
 
-    # What the secure server calls.
+    # Called by the secure server.
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""

@@ -1,4 +1,4 @@
-"""The request of a user: a job, and how it is started."""
+"""The specification of a job: what the user asks for, and how the job is started."""
 
 import enum
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from horovodlike.launcher.planning.hosts import HostSlots, Placement, place_rank
 
 THIS_MACHINE = "localhost"
 MOST_RANKS = 65536
-"""As many as the engine takes."""
+"""The most ranks that the engine accepts."""
 
 
 class Binding(enum.Enum):
-    """The kind of processors that each rank is bound to."""
+    """The processors that each rank is bound to: any, cores of its own, or a NUMA node."""
 
     NONE = "none"
     CORE = "core"
@@ -22,13 +22,13 @@ class Binding(enum.Enum):
 
 @dataclass(frozen=True)
 class RemoteStart:
-    """How the agents of other hosts are started.
+    """The way in which the agents on other hosts are started.
 
     Attributes:
         ssh_port: The port of ssh's servers; None leaves it to ssh's configuration.
         ssh_identity_file: The private key; None leaves it to ssh's configuration.
         ssh_options: Further words for ssh's command line.
-        scheduler: The name of what starts the agents: ssh, or the scheduler whose allocation has all hosts.
+        scheduler: The name of the scheduler that starts the agents, since its allocation has all hosts; else ``ssh``.
         cpus: How many processors of each host belong to that allocation.
     """
 
@@ -41,14 +41,14 @@ class RemoteStart:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a job on each of which a launcher is started by hand or by a scheduler.
+    """The nodes of a job with ``--nnodes``; a launcher is started on each of them, by hand or by a scheduler.
 
     Attributes:
-        count: How many there are.
-        number: The number of this one; node 0 leads.
-        host: A name or address of node 0, which that node has itself.
+        count: The number of nodes.
+        number: The number of this node; node 0 leads the job.
+        host: A name of node 0 that resolves to an address of its own, or such an address.
         port: The port that the launcher of node 0 listens on.
-        key: The key that all of them hold.
+        key: The key that the launchers of all nodes hold.
     """
 
     count: int
@@ -63,15 +63,14 @@ class ElasticSpec:
     """The part of a job that only elastic jobs have.
 
     Attributes:
-        min_np: With fewer workers the job waits; None for as many as it starts with.
-        max_np: It never has more; None for as many as there are slots.
-        discovery_script: A program that prints the hosts, or None if they are fixed.
-        slots: How many slots a host has that comes without a number.
+        min_np: The fewest workers, below which the job waits for more; None for as many as it starts with.
+        max_np: The most workers; None for as many as there are slots.
+        discovery_script: A program that prints the hosts, or None.
+        slots: The number of slots of a host that is listed without a number.
         reset_limit: How often the set of workers may change; None for any number of times.
-        cooldown_range: How long a host is left alone after failures, the first time and at most, in seconds; None for
-            the default.
+        cooldown_range: The first and the longest back-off of a host after failures, in seconds; None for the default.
         elastic_timeout: How long the job waits for enough workers, in seconds.
-        heartbeat_timeout: How long a worker may be stopped, or a host silent, in seconds.
+        heartbeat_timeout: How long a worker may be stopped, or a host silent, before it counts as lost, in seconds.
         grace_period: How long workers may take to leave when the job must end, in seconds.
         discovery_timeout: How long the program that prints the hosts may take, in seconds.
     """
@@ -93,29 +92,29 @@ class JobSpec:
     """A job as it was asked for, checked as far as that is possible without looking at this machine.
 
     Attributes:
-        num_proc: The number of ranks; of an elastic job, with how many it starts.
+        num_proc: The number of ranks; for an elastic job, the number of workers that it starts with.
         command: The words that each rank executes, as they were typed.
-        settings: ``HOROVODLIKE_*`` variables for the ranks: those that were asked for, and no others.
+        settings: The ``HOROVODLIKE_*`` variables for the ranks, besides those in the environment.
         hosts: The hosts of the ranks; if empty, this machine.
         here: The name that this machine has among the hosts, or None if it is not one of them.
-        remote: How the agents of other hosts are started.
-        nodes: This is one of several nodes that are started by themselves, or None.
-        elastic: Workers may come and go, or None.
+        remote: How the agents on other hosts are started.
+        nodes: The nodes of a job with ``--nnodes``, or None.
+        elastic: The part that only elastic jobs have, or None.
         start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
-        network_timeout: How long another host may be silent, in seconds.
+        network_timeout: How long another host may be silent before it counts as lost, in seconds.
         network_interface: The network over which hosts communicate, as in the setting of this name.
-        bind_to: The kind of processors that each rank is bound to.
-        gpus_per_rank: How many GPUs each rank sees, which are its own; 0 leaves that to the environment.
+        bind_to: The processors that each rank is bound to.
+        gpus_per_rank: How many GPUs each rank gets for itself; 0 leaves that to the environment.
         output_directory: A folder for a copy of each rank's output, or None.
-        timestamps: Each line of output begins with the time.
-        verbose: Decisions are explained on standard error.
-        compat: The command is a Python program that imports ``horovod``.
-        mpi: MPI's mpirun starts the ranks.
+        timestamps: Whether each line of output begins with the time.
+        verbose: Whether decisions are explained on standard error.
+        compat: Whether the command is a Python program that imports ``horovod``.
+        mpi: Whether MPI's mpirun starts the ranks.
         mpi_args: Further words for mpirun's command line.
         ignored: Horovod's options that were given and have no effect.
-        names: By flag, what was given instead of it: an argument of ``run()``, a key or a variable.
-        reasons: Why the job is as it is, for ``verbose``.
-        files: The files that every host will write, or beside which it writes others.
+        names: For a flag, the name that the user gave in its place: an argument of ``run()``, a key or a variable.
+        reasons: The reasons for decisions about the job, for ``verbose``.
+        files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
     """
 
     num_proc: int
@@ -143,7 +142,7 @@ class JobSpec:
     files: tuple[str, ...] = ()
 
     def called(self, flag: str) -> str:
-        """Return the name of a flag in messages."""
+        """Return the name by which messages mention a flag."""
         return self.names.get(flag, flag)
 
     @property

@@ -1,4 +1,4 @@
-"""The names and addresses of this host, and those by which hosts reach each other."""
+"""The names and addresses of this host, and the addresses by which hosts reach each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESOLVERS = 32
 
 
 def _resolve(host: str) -> list[str]:
-    """Return the addresses of a name; none if it has none, as a name that only ssh's configuration knows."""
+    """Return the addresses of a host name; an empty list if it has none, as an alias in ssh's configuration."""
     try:
         found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -30,7 +30,7 @@ def _resolve(host: str) -> list[str]:
 
 
 def _route(address: str) -> str | None:
-    """Return this host's address on the way to another one. Nothing is sent."""
+    """Return this host's own address on the route to another address. Nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -41,17 +41,17 @@ def _route(address: str) -> str | None:
 
 
 def _own(addresses: Iterable[str]) -> list[str]:
-    """Return those of the addresses that this host has."""
+    """Return those addresses that belong to this host, loopback addresses included."""
     known = {str(each.address) for each in local_addresses()}
     return [text for text in addresses if text in known or ipaddress.ip_address(text.partition("%")[0]).is_loopback]
 
 
 def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]:
-    """Return this host's addresses at which another one can reach it, the likeliest first.
+    """Return this host's addresses at which another host can reach it, the likeliest first.
 
     Args:
         host: The other host.
-        seen_from: From which address this host has come to it, as it sees it, and to which.
+        seen_from: The addresses of this host and of the other one, as the other host sees the ssh connection; or None.
     """
     found: list[str | None] = []
     if seen_from is not None:
@@ -70,14 +70,14 @@ def _chosen(network_interface: str) -> list[str]:
 
 
 def reachable_addresses(described: Mapping[str, HostDescription | None], network_interface: str = "") -> list[str]:
-    """Return this host's addresses at which the other hosts can reach it; one need not be reachable from all hosts.
+    """Return this host's addresses at which the other hosts can reach it. Some hosts may reach only some of them.
 
     Args:
-        described: The other hosts, as far as they have been described.
+        described: The other hosts; for each, its description if there is one.
         network_interface: The setting: the network to use, or an empty string.
 
     Raises:
-        HostsError: There is none towards some host.
+        HostsError: No address is known at which one of the hosts can reach this host.
         UsageError: This host is not in the network.
     """
     if network_interface:
@@ -95,7 +95,7 @@ def reachable_addresses(described: Mapping[str, HostDescription | None], network
 
 
 def bindable_addresses(host: str, network_interface: str) -> list[str]:
-    """Return this host's addresses among those of a name, or in the network that the setting names.
+    """Return this host's address in the network of the setting; without a setting, its addresses of a host name.
 
     Raises:
         UsageError: This host is not in that network.
@@ -111,7 +111,7 @@ def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple
         names: Names that certainly are this machine's.
 
     Returns:
-        The hosts, with those that are this machine made one; and its name among them, or None.
+        The hosts, with all entries of this machine merged into one; and its name among them, or None.
     """
     own = set(names)
     others = [entry.host for entry in hosts if entry.host not in own]

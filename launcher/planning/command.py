@@ -1,4 +1,4 @@
-"""Turn the words after the options into the command to execute; report the errors that can be known beforehand."""
+"""Turn the words after the options into the command to execute; report errors in it before anything starts."""
 
 import os
 import re
@@ -17,11 +17,11 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """The words after the interpreter's name, taken apart.
+    """The parsed words after the interpreter's name.
 
     Attributes:
-        options: The interpreter's own.
-        how: ``script``, ``-m``, ``-c``, ``-`` for standard input, or an empty string if nothing will be run.
+        options: The interpreter's own options.
+        how: ``script``, ``-m``, ``-c``, ``-`` for standard input, or an empty string if no program will be run.
         rest: The script, module or text, and its arguments.
     """
 
@@ -31,12 +31,12 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is a Python interpreter, by its name."""
+    """Return whether a program is a Python interpreter, judging by its name."""
     return _PYTHON.fullmatch(os.path.basename(program)) is not None
 
 
 def split_python(words: Sequence[str]) -> PythonCommand:
-    """Take the words after the interpreter's name apart."""
+    """Parse the words after the interpreter's name."""
     index = 0
     while index < len(words):
         word, rest = words[index], tuple(words[index + 1 :])
@@ -44,7 +44,7 @@ def split_python(words: Sequence[str]) -> PythonCommand:
             return PythonCommand(tuple(words[:index]), "-", rest)
         if not word.startswith("-"):
             return PythonCommand(tuple(words[:index]), "script", (word, *rest))
-        # One word may hold several letters (-uB); -m and -c end the options, and -W and -X have a value.
+        # One word may combine several options (-uB); -m and -c end the options, and -W and -X have a value.
         letter = re.match(r"-[^-mcWX]*([mcWX])", word)
         if letter is not None and letter[1] in "mc":
             before = (word[: letter.end() - 1],) if letter.end() > 2 else ()
@@ -55,7 +55,7 @@ def split_python(words: Sequence[str]) -> PythonCommand:
     return PythonCommand(tuple(words))
 
 
-# By its path: with -m Python would look for it in the current folder first, where a checkout has the source.
+# Started by its path: with -m, Python would look in the current folder first, and find the source of a checkout there.
 _COMPAT = str(Path(__file__).resolve().parents[2] / "compat" / "__main__.py")
 _KERNEL_READS = 256
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
@@ -69,14 +69,14 @@ def resolve_command(
 
     Args:
         command: The words that were typed.
-        environ: The environment that the ranks will have; its ``PATH`` counts.
-        program: The name that the user called.
+        environ: The environment that the ranks will have; its ``PATH`` is searched.
+        program: The name by which the user started the launcher.
 
     Returns:
         The words to execute, the first one a path, and the reason.
 
     Raises:
-        UsageError: There is nothing that could be executed.
+        UsageError: There is no command, or it cannot be executed.
     """
     if not command or not command[0]:
         raise UsageError(f"no command given: what should each rank run? For instance: {program} -np 2 python train.py")
@@ -126,10 +126,10 @@ def _check_executable(name: str) -> None:
 
 
 def interpreter_trouble(path: str) -> str:
-    """Find out what is wrong with the interpreter of an executable file; exec would blame the file itself.
+    """Find out what is wrong with the interpreter of an executable file; the error of exec names the file itself.
 
     Returns:
-        The trouble, or an empty string if there is none, such as with a program that needs no interpreter.
+        The trouble, or an empty string if there is none, such as for a program that needs no interpreter.
     """
     if not os.access(path, os.R_OK):  # a program need not be readable
         return ""
@@ -146,10 +146,10 @@ def interpreter_trouble(path: str) -> str:
 
 
 def check_interpreter(path: str) -> None:
-    """Look for the interpreter of what each rank executes.
+    """Check the interpreter of the file that each rank executes.
 
     Raises:
-        UsageError: It is missing.
+        UsageError: The interpreter is missing or cannot be executed.
     """
     trouble = interpreter_trouble(path)
     if trouble:
@@ -157,7 +157,7 @@ def check_interpreter(path: str) -> None:
 
 
 def _check_interpreted(command: Sequence[str]) -> None:
-    """Look at ``python ... script``: that the script is missing should be said once, before anything starts."""
+    """Check the script in ``python ... script``, to report a missing one once and before anything starts."""
     if not is_python(command[0]) or _NEEDS_NO_SCRIPT.intersection(command[1:2]):
         return
     asked = split_python(command[1:])
@@ -175,19 +175,19 @@ def _check_interpreted(command: Sequence[str]) -> None:
 
 
 def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tuple[tuple[str, ...], str]:
-    """Change what each rank executes so that it can import ``horovod``.
+    """Change the command of each rank so that its program can import ``horovod``.
 
     Args:
         command: The words that :func:`resolve_command` has returned.
-        program: The name that the user called.
+        program: The name by which the user started the launcher.
 
     Returns:
         The words to execute, and the reason.
 
     Raises:
-        UsageError: It is no Python program.
+        UsageError: The command is no Python program, or one that cannot be changed.
     """
-    if command[0].endswith(".py"):  # it names its interpreter, which would not know what to do
+    if command[0].endswith(".py"):  # its own interpreter (#!) would not add Horovod's names
         return (sys.executable, _COMPAT, *command), f"{command[0]} runs with this Python and horovodlike.compat"
     asked = split_python(command[1:]) if is_python(command[0]) else PythonCommand()
     if asked.how not in ("script", "-m", "-c"):
@@ -203,10 +203,10 @@ def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tup
 
 
 def working_folder() -> str:
-    """Return the folder in which the launcher was started, where ranks start too.
+    """Return the folder in which the launcher was started; the ranks start in it too.
 
     Raises:
-        UsageError: There is none any more.
+        UsageError: The folder cannot be used any more.
     """
     try:
         return os.getcwd()

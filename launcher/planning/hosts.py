@@ -23,12 +23,12 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of a host.
+    """The ranks of one host, among those of all hosts.
 
     Attributes:
-        names: The hosts that have ranks, each name once; hosts with lower numbers have lower ranks.
+        names: The hosts that have ranks, each name once, in the order of their ranks.
         counts: How many ranks each of them has.
-        number: The number of this one.
+        number: The index of this host in ``names``.
     """
 
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def local_size(self) -> int:
-        """How many ranks this host has."""
+        """The number of ranks on this host."""
         return self.counts[self.number]
 
     @property
@@ -57,11 +57,11 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """How many ranks the job has."""
+        """The number of ranks in the job."""
         return sum(self.counts)
 
     def cross(self, local_rank: int) -> tuple[int, int]:
-        """Return the number of this host among those that have a rank of this local rank, and how many these are."""
+        """Return this host's number among the hosts that have this local rank, and the number of these hosts."""
         having = [number for number, count in enumerate(self.counts) if count > local_rank]
         return having.index(self.number), len(having)
 
@@ -70,7 +70,7 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
     """Read ``host:slots,host:slots``; an IPv6 address stands in brackets.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text has another form.
     """
     entries = [_HOST.fullmatch(entry.strip()) for entry in text.split(",")]
     if not all(entries):
@@ -82,16 +82,16 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
-    """Read lines of ``host slots=4``, ``host:4`` or ``host``, which has one slot.
+    """Read lines of ``host slots=4``, ``host:4`` or ``host``; the last form means one slot.
 
-    Empty lines, and what follows a ``#``, do not count. A host that comes again gets more slots.
+    Empty lines, and comments that begin with ``#``, are ignored. The slots of a repeated host are added up.
 
     Args:
         text: The content of the file.
         path: The file's name, for messages.
 
     Raises:
-        UsageError: A line is something else, or there is none.
+        UsageError: A line has another form, or there is no host.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,10 +110,10 @@ def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
 
 
 def parse_host_line(line: str, slots: int) -> HostSlots:
-    """Read ``host slots=4``, ``host:4`` or ``host``, which has the given number of slots.
+    """Read ``host slots=4``, ``host:4`` or ``host``; in the last form, the host has ``slots`` slots.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The line has another form.
     """
     match = _LINE.fullmatch(line.strip())
     if match is None:
@@ -126,7 +126,7 @@ def _bare(host: str) -> str:
 
 
 def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
-    """Add up the slots of entries of the same name, at the place of the first one."""
+    """Merge entries of the same host: their slots are added up, and the first entry's position is kept."""
     slots: dict[str, int] = {}
     for entry in entries:
         slots[entry.host] = slots.get(entry.host, 0) + entry.slots
@@ -134,11 +134,11 @@ def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 def place_ranks(hosts: Sequence[HostSlots], num_proc: int | None) -> tuple[Placement, ...]:
-    """Fill the hosts in their order.
+    """Place ranks on the hosts: fill each host's slots before those of the next.
 
     Args:
         hosts: The hosts and their slots.
-        num_proc: The number of ranks; None stands for all slots.
+        num_proc: The number of ranks; None for as many as there are slots.
 
     Returns:
         A placement for each host that gets ranks.

@@ -1,4 +1,4 @@
-"""Plan each rank of a job on its hosts. Pure: each decision comes with its reason."""
+"""Plan how each rank of a job starts on its host. Pure functions, which return their decisions with the reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from horovodlike.launcher.planning.hosts import Placement
 
 _Cpus = tuple[int, ...]
 
-# Where TensorFlow's kernels and its graph executor look for what OpenMP's programs find in OMP_NUM_THREADS.
+# TensorFlow's variables for the threads of its kernels and of its graph executor: its counterparts of OMP_NUM_THREADS.
 _TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# glibc's malloc gives the memory of gradients back to the kernel when they are freed, and the next step gets it again
-# page by page, each filled with zeros: a quarter of the time of a training step. So it is told to keep up to 4 GiB of
-# free memory, to make no mapping of its own for less than 32 MiB, its maximum, and to ask for huge pages.
+# glibc's malloc returns the memory of freed gradients to the kernel, and gets it back in the next step page by page,
+# each filled with zeros: this takes a quarter of the time of a training step. So these tunables make malloc keep up to
+# 4 GiB of free memory, map no block of less than 32 MiB (the maximum) by itself, and ask for huge pages.
 MALLOC_TUNABLES = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432:glibc.malloc.hugetlb=1"
-# A user who has set one of these, even to nothing, has decided about malloc.
+# If the user has set one of these, even to an empty value, the launcher does not tune malloc.
 _MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """The common data of the ranks of one job.
+    """The data of a job that all its ranks share.
 
     Attributes:
-        job_id: Names the job in logs.
-        key: The job's secret, 64 hexadecimal digits; it goes nowhere but into the environment of ranks.
+        job_id: The name of the job in logs.
+        key: The job's secret, 64 hexadecimal digits; it is passed on only in the environment of ranks.
         address: The address of the rendezvous server, or several that are separated by commas.
         port: The port of the rendezvous server.
         master: An address and a free port of rank 0's host, for torch.distributed; None until they are known.
@@ -42,7 +42,7 @@ class JobIdentity:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How one rank is started.
+    """The plan for starting one rank.
 
     Attributes:
         rank: The rank.
@@ -63,7 +63,7 @@ def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tup
     """Decide ``OMP_NUM_THREADS``: without it every rank would start as many threads as there are processors.
 
     Returns:
-        The number, or None to leave it alone; and what to say about it.
+        The number, or None to keep the user's value; and the reason, for a message.
     """
     given = environ.get("OMP_NUM_THREADS")
     if given:
@@ -76,8 +76,8 @@ def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tup
 def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]:
     """Decide which logical processors each local rank is bound to.
 
-    ``core`` deals out the physical cores, an equal share to each rank and none to two; ``numa`` spreads the ranks over
-    the NUMA nodes in blocks.
+    ``core`` gives each rank an equal share of the physical cores for itself; ``numa`` binds blocks of consecutive ranks
+    to the NUMA nodes in turn.
 
     Returns:
         For each rank its processors, or None; and the reason.
@@ -122,10 +122,10 @@ def plan_ranks(
         environ: The environment that all ranks have.
 
     Returns:
-        The plans, and what the user has to be told.
+        The plans, and messages for the user.
 
     Raises:
-        UsageError: The job does not fit.
+        UsageError: The job does not fit the host.
     """
     ranks = placement.local_size
     cpus, _ = bind(spec.bind_to, host, ranks)
@@ -154,7 +154,7 @@ def plan_ranks(
 
 
 def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[str, str]:
-    """Return the common variables of a host's ranks, but for the rendezvous if they get it later."""
+    """Return the variables that all ranks of a host share; without the rendezvous server's if it is not known yet."""
     address = {
         "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
         "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
@@ -174,7 +174,7 @@ def tuning_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple
     """Decide how many threads each rank of a host uses, and how its memory is allocated.
 
     Returns:
-        The variables that say so, but for those that are set, and what the user has to be told.
+        The variables for this, except those that are set already, and messages for the user.
     """
     threads, reason = choose_omp_threads(environ, cpus, ranks)
     number = environ["OMP_NUM_THREADS"] if threads is None else str(threads)
@@ -187,7 +187,7 @@ def tuning_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple
 
 
 def place_variables(**place: int) -> dict[str, str]:
-    """Return a rank's place in the job, also under the names that scripts written for Horovod read."""
+    """Return a rank's rank info as variables, also under the names that scripts written for Horovod read."""
     return {
         f"{owner}_{name.upper()}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()
     }
@@ -212,9 +212,9 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 def torch_variables(
     placement: Placement, local_rank: int, identity: JobIdentity, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables by which torch.distributed knows a rank's place.
+    """Return the variables from which torch.distributed reads a rank's number and the job's size and master.
 
-    A master that the user has chosen is left; the other variables are never inherited, as from a job around this one.
+    A master that the user has chosen is kept. The other variables replace inherited ones, as from an enclosing job.
     """
     if identity.master is None:
         return {}
@@ -233,19 +233,19 @@ def torch_variables(
 def gpu_variables(
     per_rank: int, gpus: Gpus | None, ranks: int, called: str = "--gpus-per-rank"
 ) -> list[dict[str, str]]:
-    """Give each local rank the next GPUs. Pure.
+    """Assign the host's GPUs to its local ranks, in order. Pure.
 
     Args:
-        per_rank: How many each rank gets; with 0 nothing is set.
-        gpus: Those of the host.
+        per_rank: How many GPUs each rank gets; with 0, no variable is set.
+        gpus: The GPUs of the host.
         ranks: How many ranks the host has.
-        called: The name under which the user has asked for them.
+        called: The name with which the user gave ``per_rank``, for messages.
 
     Returns:
-        By local rank, the variables that say so.
+        For each local rank, the variables that select its GPUs.
 
     Raises:
-        UsageError: There are too few.
+        UsageError: The host has too few GPUs.
     """
     if per_rank == 0:
         return [{} for _ in range(ranks)]
@@ -269,7 +269,7 @@ OWN_NAMES = (
     *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "XAUTHORITY"),
     "CUDA_VISIBLE_DEVICES",
 )
-"""Variables that each host has for itself: its own values count there, and the launcher's do not."""
+"""Variables that each host has for itself: ranks get the values on their host, not the launcher's."""
 OWN_PREFIXES = ("SSH_", "XDG_")
 _OF_A_WORKER = frozenset(
     {
@@ -280,12 +280,12 @@ _OF_A_WORKER = frozenset(
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all variables but those of the worker of an elastic job that the launcher may have been started by."""
+    """Return all variables except those of an elastic job's worker, which may have started the launcher."""
     return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are sent to other hosts: all but those that each host has for itself."""
+    """Return the variables that are sent to other hosts: all except those that each host has for itself."""
     return {
         name: value for name, value in environ.items() if name not in OWN_NAMES and not name.startswith(OWN_PREFIXES)
     }

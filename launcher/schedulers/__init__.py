@@ -1,8 +1,8 @@
-"""The interface of a scheduler: it gives a job its hosts, starts the agents of other hosts, or does both.
+"""The interface of a scheduler: it gives a job its hosts, starts the agents on other hosts, or does both.
 
-Each scheduler is one module of this package and one row of :mod:`horovodlike.launcher.schedulers.registry`. MPI's
-``mpirun`` is no row: it starts ranks instead of agents, so that a job of it has steps of its own
-(:mod:`horovodlike.launcher.supervisor.mpirun_job`), and what it refuses is checked where its command is made.
+Each scheduler has one module in this package and one row of :mod:`horovodlike.launcher.schedulers.registry`. MPI's
+``mpirun`` is not a row: it starts ranks instead of agents, so its jobs have steps of their own
+(:mod:`horovodlike.launcher.supervisor.mpirun_job`). Options that it cannot carry out are refused by ``make_command()``.
 """
 
 import sys
@@ -16,7 +16,7 @@ from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.planning.hosts import HostSlots
 
 AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
-"""The words that are executed on another host, where everything has the same paths as here."""
+"""The command of an agent on another host. Python and this package must have the same paths there as here."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class JobAllocation:
     """The hosts that a scheduler has given to this job.
 
     Attributes:
-        scheduler: Its name.
+        scheduler: The name of the scheduler.
         hosts: The hosts, with a slot for each task.
         cpus: How many processors of each host belong to the job, as far as the scheduler says.
     """
@@ -39,11 +39,11 @@ class Scheduler(ABC):
 
     Attributes:
         name: Its name in messages.
-        job_variable: The variable that every job of it has: without that it is not asked for hosts.
+        job_variable: The variable that it sets in every job; if it is not set, the scheduler is not asked for hosts.
         program: The program that starts agents on other hosts. If it is not in ``PATH``, or if a host is not in the
             allocation, ssh starts them.
         node_name: The variable that holds this machine's name among the hosts, or an empty string.
-        prefixes: Variables that begin so describe the launcher's own process, and are of no use to ranks elsewhere.
+        prefixes: The prefixes of variables about the launcher's own process, which are of no use on other hosts.
     """
 
     name: ClassVar[str]
@@ -54,22 +54,22 @@ class Scheduler(ABC):
 
     @abstractmethod
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
-        """Return what the scheduler has given to this job, as the environment says.
+        """Return the allocation that the scheduler has given to this job, according to the environment.
 
         Returns:
-            None if it has given none, and inside a step of tasks, where the scheduler itself starts ranks.
+            None if there is no allocation, and inside a step of tasks, where the scheduler itself starts ranks.
 
         Raises:
-            ValueError: The variables of the scheduler make no sense.
-            OSError: A file that they name cannot be read.
+            ValueError: The variables of the scheduler, or its answers, make no sense.
+            OSError: A file that the variables name cannot be read.
         """
 
     @abstractmethod
     def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
-        """Return the command that starts the agent of another host, whose standard input and output are its own. Pure.
+        """Return the command that starts the agent on another host; its standard streams are the agent's. Pure.
 
         Args:
             host: The host.
             remote: How its agent is started.
-            timeout: How long it may take to connect, in seconds.
+            timeout: How long the command may take to connect, in seconds.
         """

@@ -1,10 +1,10 @@
 """Flux: hosts from ``flux resource list``, agents by ``flux run``.
 
-An instance of Flux, as ``flux batch`` and ``flux alloc`` start it, has hosts of its own. No variable holds them; its
-commands tell, says flux-environment(7). The agent of a host is a job of the instance that has the whole host.
-``flux exec`` starts processes without a job, as flux-exec(1) advises for tools, but it prints no more of what an agent
-sends than the text before the next zero byte, and each frame has some. ``flux run`` carries all bytes, in base64 where
-they are no text (RFC 24 of Flux), and without delay if it is told so.
+An instance of Flux, as ``flux batch`` and ``flux alloc`` start it, has hosts of its own. No variable holds them; only
+Flux's commands list them, says flux-environment(7). The agent of a host is a job of the instance, which takes the whole
+host. ``flux exec`` starts processes without a job, as flux-exec(1) advises for tools, but of what an agent writes, it
+prints only the text before the next zero byte, and each frame has zero bytes. ``flux run`` passes all bytes on, in
+base64 where they are not text (RFC 24 of Flux), and with ``--unbuffered`` without delay.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ _PATIENCE_S = 20.0
 
 
 class Flux(Scheduler):
-    """See the module."""
+    """The scheduler Flux; see the module's docstring."""
 
     name = "Flux"
     job_variable = "FLUX_URI"
@@ -31,7 +31,7 @@ class Flux(Scheduler):
         """See :meth:`Scheduler.hosts`."""
         from horovodlike.launcher.agent.external import ask  # not at the top: only a job of Flux needs it
 
-        if environ.get("FLUX_JOB_ID"):  # a task has it, a batch script has not
+        if environ.get("FLUX_JOB_ID"):  # set in a task, but not in a batch script
             return None
         words = [self.program, "resource", "list", "--states=up", "--no-header", "--format={nodelist} {rlist}"]
         answer = ask(words, _PATIENCE_S, environ)
@@ -43,17 +43,17 @@ class Flux(Scheduler):
     def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
         """See :meth:`Scheduler.start_command`."""
         share = ["--nodes=1", "--ntasks=1", "--exclusive", f"--requires=host:{host}"]
-        off = ["--setopt=cpu-affinity=off", "--setopt=gpu-affinity=off"]  # the launcher binds ranks, and deals out GPUs
+        off = ["--setopt=cpu-affinity=off", "--setopt=gpu-affinity=off"]  # the launcher binds ranks and assigns GPUs
         return [self.program, "run", *share, *off, "--unbuffered", *AGENT]
 
 
 def parse_resources(text: str) -> tuple[HostSlots, ...]:
-    """Read ``a,b[1-2] rank[0-1]/core[0-7] rank2/core[0-7],gpu[0-3]``: the hosts in the order of ranks, and their parts.
+    """Read ``a,b[1-2] rank[0-1]/core[0-7] rank2/core[0-7],gpu[0-3]``: the hosts in rank order, and cores and GPUs.
 
-    Flux gives cores and GPUs, not tasks. A host has a slot for each GPU or, if there is none, for each core.
+    Flux gives cores and GPUs, not tasks. A host has a slot for each GPU or, if it has no GPU, for each core.
 
     Raises:
-        ValueError: It is something else, or there is no host.
+        ValueError: The text has another form, or there is no host.
     """
     hosts, *groups = text.split() or [""]
     slots: dict[int, int] = {}

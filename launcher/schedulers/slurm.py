@@ -9,11 +9,11 @@ from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
 _FIRST_PSEUDO_STEP = 0xFFFFFFF0
-"""From here on Slurm numbers what is no step of tasks: the batch script, an interactive shell."""
+"""The first of the step ids that Slurm uses for other things than tasks: the batch script, an interactive shell."""
 
 
 class Slurm(Scheduler):
-    """See the module."""
+    """The scheduler Slurm; see the module's docstring."""
 
     name = "Slurm"
     job_variable = "SLURM_JOB_ID"
@@ -37,7 +37,7 @@ class Slurm(Scheduler):
     def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
         """See :meth:`Scheduler.start_command`."""
         cpus = remote.cpus.get(host)
-        share = [f"--cpus-per-task={cpus}"] if cpus else []  # or the step would get one processor
+        share = [f"--cpus-per-task={cpus}"] if cpus else []  # otherwise the step would get one processor
         step = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
         step += ["--overlap", "--mem=0", "--cpu-bind=none"]
         return ["srun", *step, *share, "--mpi=none", "--unbuffered", "--quiet", *AGENT]

@@ -1,4 +1,4 @@
-"""Agents that ssh starts: the command, and the explanation if it fails. Pure."""
+"""Agents that ssh starts: the command, and the explanation of its failure. Pure."""
 
 import math
 import shlex
@@ -20,7 +20,7 @@ _REMEDIES = (
 
 
 class Ssh(Scheduler):
-    """No scheduler: the user names the hosts. What only gives hosts derives from it."""
+    """No scheduler: the user names the hosts. Schedulers that only give hosts derive from it: ssh starts the agents."""
 
     name = "ssh"
     program = "ssh"
@@ -31,11 +31,11 @@ class Ssh(Scheduler):
 
     def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
         """See :meth:`Scheduler.start_command`."""
-        words = ["ssh", *ssh_words(remote)]  # of several values, ssh takes the first
+        words = ["ssh", *ssh_words(remote)]  # before hvdrun's own: ssh takes the first value of an option
         words += ["-x", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(timeout)}"]
-        # A shared connection would outlive its client, and forwarded ports can be taken.
+        # A shared connection would outlive this ssh, and forwarding fails if the port is in use.
         words += ["-o", "ControlPath=none", "-o", "ClearAllForwardings=yes"]
-        # "exec" is a word of every login shell; with it no shell stands between ssh's server and the agent.
+        # Every login shell knows "exec": the agent replaces the shell and becomes a direct child of ssh's server.
         return [*words, "--", host, "exec " + shlex.join(AGENT)]
 
 
@@ -53,9 +53,9 @@ def explain_failure(program: str, status: int, words: Sequence[str]) -> str:
     """Explain why an agent has not answered.
 
     Args:
-        program: The program that was to start it, such as ssh.
-        status: The exit code of the program, or minus the signal.
-        words: The lines that it, or the agent, has written to standard error.
+        program: The program that was to start the agent, such as ssh.
+        status: The exit code of the program, or the negated number of the signal that killed it.
+        words: The lines that the program, or the agent, has written to standard error.
     """
     said = "; ".join(words) or "nothing was said about it"
     if status in (126, 127):

@@ -1,4 +1,4 @@
-"""The event loop of a job, from which each kind of job derives its own, and how signals and other threads reach it."""
+"""The base class of the event loops of jobs, and the classes by which signals and other threads wake a loop."""
 
 import os
 import selectors
@@ -20,19 +20,19 @@ class Wakeup:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
-        """Readable once :meth:`set` was called."""
+        """Return a descriptor that is readable once :meth:`set` was called."""
         return self._read
 
     @property
     def write_end(self) -> int:
-        """The end of the pipe to write to, which makes the selector return, too."""
+        """The end of the pipe for writing; a byte written to it makes the selector return, too."""
         return self._write
 
     def set(self) -> None:
         """Make the selector return."""
         try:
             os.write(self._write, b"\0")
-        except (BlockingIOError, OSError):  # full: it returns anyway; closed: the job is over
+        except (BlockingIOError, OSError):  # a full pipe wakes the selector anyway; a closed one: the job is over
             return
 
     def clear(self) -> None:
@@ -51,11 +51,11 @@ class Supervisor:
     """The event loop of a job. Everything but :meth:`interrupt` belongs to one thread."""
 
     def __init__(self, output: RankOutput, wakeup: Wakeup) -> None:
-        """Take the parts.
+        """Prepare the loop.
 
         Args:
             output: Takes the output of the ranks.
-            wakeup: Makes the loop look at what other threads and signals have changed.
+            wakeup: Wakes the loop after a signal or a change by another thread.
         """
         self._output = output
         self._wakeup = wakeup
@@ -64,7 +64,7 @@ class Supervisor:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
+        """True if a signal has demanded an immediate end, or is not handled yet, such as one after the job's end."""
         return self._abandoned or bool(self._signals)
 
     def interrupt(self, signum: int) -> None:
@@ -108,25 +108,25 @@ class SignalHandler:
 
         Args:
             take: Called with the signal's number, in a signal handler.
-            wakeup: One of the things that the main thread waits for.
+            wakeup: Wakes the selector in which the main thread waits.
         """
         self._take = take
         self._wakeup = wakeup
         self._before: dict[int, Any] = {}
-        self._deaf_until = 0.0  # to SIGTERM
+        self._deaf_until = 0.0  # a SIGTERM before this time is ignored
 
     def __enter__(self) -> None:
-        """Install handlers, but for signals that are ignored."""
-        # A signal that comes just before the system call of select() would not be noticed before its end.
+        """Install handlers, except for signals that are ignored."""
+        # Without this, a signal just before the system call of select() would be noticed only when the call returns.
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it, and shells for jobs in the background
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup, or in a shell's background job
                 self._before[signum] = signal.signal(signum, lambda number, _: self._hear(number))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put back what there was."""
+        """Restore the previous handlers."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._wakeup_before)

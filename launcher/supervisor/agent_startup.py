@@ -43,10 +43,10 @@ def start_agents(
     Args:
         spec: The job.
         placements: The hosts.
-        on_exit: Takes a function to call in the end: it ends all agents at the same time.
+        on_exit: Called with a function that ends all agents at the same time, to be called in the end.
 
     Raises:
-        HostsError: There is no ssh.
+        HostsError: The program that starts agents, such as ssh, is not installed.
     """
     connections: list[AgentConnection] = []
     on_exit(functools.partial(_close, connections))
@@ -61,10 +61,10 @@ def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
     Args:
         spec: The job.
         host: The host.
-        here: It is this machine.
+        here: True if that is this machine.
 
     Raises:
-        HostsError: There is no ssh.
+        HostsError: The program that starts agents, such as ssh, is not installed.
     """
     if here:
         return start_local_agent()
@@ -93,7 +93,7 @@ def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
 
 
 def describe_hosts(spec: JobSpec, connections: Sequence[AgentConnection], program: str) -> dict[str, HostDescription]:
-    """Ask the agents of other hosts what there is, all at the same time.
+    """Ask the agents of all other hosts at the same time to describe their hosts.
 
     Args:
         spec: The job.
@@ -142,7 +142,7 @@ def describe_hosts(spec: JobSpec, connections: Sequence[AgentConnection], progra
 
 
 def ask_for_description(connection: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
-    """Ask the agent of another host what there is; it ends by itself if it hears no more."""
+    """Ask the agent of another host to describe it; the agent ends by itself if it hears nothing more."""
     connection.send(
         FrameKind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files))
     )
@@ -150,13 +150,13 @@ def ask_for_description(connection: AgentConnection, spec: JobSpec, program: str
 
 
 def explain_delay(connection: AgentConnection, spec: JobSpec) -> str:
-    """Explain what is wrong with a host that has not answered."""
+    """Return the message about a host that has not answered in time."""
     said = f" ({'; '.join(connection.last_words)})" if connection.last_words else ""
     return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
 
 
 def receive_answer(connection: AgentConnection) -> list[Frame] | Exception | None:
-    """Return a host's answer: no frames if it has hung up, an exception if it is no answer, None if none has come."""
+    """Return a host's frames, none if it has hung up; an exception if they are invalid; None if nothing has come."""
     try:
         frames = connection.receive()
     except (InvalidFrameError, OSError) as error:
@@ -207,7 +207,7 @@ def start_message(
         plans: The ranks of the host.
         environ: The environment of this process.
         folder: The folder in which the ranks start.
-        elsewhere: It is another host, which has some variables for itself.
+        elsewhere: True for another host, which keeps its own values of some variables.
         elastic: More ranks may follow.
         grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
     """

@@ -18,9 +18,9 @@ from horovodlike.launcher.supervisor.output import RankOutput
 
 _WORDS_BYTES = 8 * 1024
 _CLOSE_S = 20.0
-"""How long a host may take to end everything once its connection is cut, before it is given up."""
+"""How long a host may take to end all processes once its connection is cut, before it is given up."""
 _LEAVE_S = 5.0
-"""How long ssh may stay when the agent has ended: no other connection is served meanwhile."""
+"""How long to wait for ssh to exit after the agent has ended: meanwhile no other connection is served."""
 
 
 class FrameConnection:
@@ -28,8 +28,8 @@ class FrameConnection:
 
     Attributes:
         host: The name of the host at the other end, or None if it is this machine.
-        heard_at: When something arrived last, as ``time.monotonic()``.
-        over: The other end has said that nothing is left there.
+        heard_at: The time of the last arrival, as ``time.monotonic()``.
+        over: The other end has reported that none of its processes is left.
     """
 
     def __init__(self, host: str | None, magic: bytes = b"") -> None:
@@ -46,9 +46,9 @@ class FrameConnection:
         self._unsent = bytearray()
 
     def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
-        """Send one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
+        """Send as much of one frame as possible without waiting; :meth:`flush` sends the rest.
 
-        The end of an agent is noticed by the end of its output, not here.
+        If the agent has ended, :meth:`receive` reports it, not this method.
         """
         self._unsent += encode(kind, number, payload)
         self.flush()
@@ -59,7 +59,7 @@ class FrameConnection:
             self.send(FrameKind.TASK, 0, task[start : start + PIECE])
 
     def flush(self) -> None:
-        """Send what can be sent without waiting."""
+        """Send as many of the unsent bytes as possible without waiting."""
         try:
             while self._unsent:
                 del self._unsent[: self._write(self._unsent)]
@@ -69,7 +69,7 @@ class FrameConnection:
             self._unsent.clear()
 
     def receive(self) -> list[Frame] | None:
-        """Return what has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
+        """Return the frames that have arrived, possibly none, or None at the end: the host is clean then, or lost.
 
         Raises:
             InvalidFrameError: The bytes that arrived are no frame.
@@ -83,25 +83,25 @@ class FrameConnection:
         return None if data is None else self._reader.feed(data)
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """Bring what a selector waits for up to date.
+        """Update the events for which a selector waits.
 
         Args:
             selector: Each key's ``data`` is a function to call when the key is ready.
-            listening: Something is wanted from the other end.
+            listening: True to wait for frames of the other end.
             on_readable: Called when :meth:`receive` has something to return.
         """
         raise NotImplementedError
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """Take the connection out of a selector; before :meth:`close`."""
+        """Remove the connection from a selector; to be called before :meth:`close`."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Break the connection off."""
+        """Break off the connection, without waiting."""
         raise NotImplementedError
 
     def close(self) -> int:
-        """Cut the connection and wait for the end of what it has started at the other end.
+        """Cut the connection and wait until the processes at the other end have ended.
 
         Returns:
             An exit code, or minus a signal; not 0 if the other end did not end in order.
@@ -118,7 +118,7 @@ class FrameConnection:
         raise NotImplementedError
 
     def _read(self) -> bytes | None:
-        """Return what has arrived, or None at the end."""
+        """Return the bytes that have arrived, or None at the end."""
         raise NotImplementedError
 
     def _write(self, data: bytearray) -> int:
@@ -126,10 +126,10 @@ class FrameConnection:
 
 
 class AgentConnection(FrameConnection):
-    """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
+    """A connection to an agent by the pipes of a child process: the agent itself, or a client of ssh."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
-        """Take a process over whose pipes are unbuffered."""
+        """Take over a process whose pipes are unbuffered."""
         super().__init__(host, b"" if host is None else MAGIC)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -138,19 +138,19 @@ class AgentConnection(FrameConnection):
         self._words = b""
         self._speaking = True
         self._heard = False
-        self._give_up = math.inf  # when its end is not waited for any more
+        self._give_up = math.inf  # when to stop waiting for its end
         for pipe in (self._stdin, self._stdout, self._stderr):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
 
     @property
     def pid(self) -> int:
-        """The process id, of the client of ssh if the agent is on another host."""
+        """The process id of the agent or, if that is on another host, of the client of ssh."""
         return self._process.pid
 
     @property
     def who(self) -> str:
-        """The agent's process id, or its host."""
+        """The agent with its process id, or with its host."""
         return f"the agent (pid {self.pid})" if self.host is None else f"the agent on {self.host}"
 
     @property
@@ -180,7 +180,7 @@ class AgentConnection(FrameConnection):
             watch_descriptor(selector, pipe.fileno(), 0, self.flush)
 
     def _hear_words(self) -> bool:
-        """Take what is there of standard error; return False at its end."""
+        """Read from standard error without waiting; return False at its end."""
         assert self._stderr is not None
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._stderr.fileno(), _WORDS_BYTES)
@@ -193,21 +193,21 @@ class AgentConnection(FrameConnection):
         self._process.kill()
 
     def cut(self) -> None:
-        """Cut the connection, so that the agent ends everything; do not wait for that.
+        """Cut the connection, so that the agent ends all processes; do not wait for this.
 
-        The time that the agent has for it begins now, so that of several that are cut first, none adds to another's.
+        The agent's time limit starts now: if several connections are cut before any is closed, their limits overlap.
         """
         self._expect_end(_CLOSE_S)
-        if self.host is not None and not self._heard:  # ssh is still connecting: nothing has begun there
+        if self.host is not None and not self._heard:  # ssh is still connecting: nothing has been started there
             self.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def close(self) -> int:
-        """See :meth:`FrameConnection.close`; the agent's exit code or signal, or ssh's."""
+        """See :meth:`FrameConnection.close`; return the agent's exit code or signal, or ssh's."""
         self.cut()
         give_up = None if self.host is None else self._give_up
-        # To the end of the output: then both the guard and the agent proper have gone.
+        # Read to the end of the output: it comes when both the guard and the agent proper have exited.
         if not self._stdout.closed:
             self._wait_readable(self._stdout, give_up, lambda: bool(os.read(self._stdout.fileno(), PIECE)))
             self._stdout.close()
@@ -221,7 +221,7 @@ class AgentConnection(FrameConnection):
             return self._process.wait()
 
     def _wait_readable(self, pipe: IO[bytes], give_up: float | None, take: Callable[[], bool]) -> None:
-        """Take what comes until ``take`` returns False; kill the process when the time is over."""
+        """Call ``take`` when the pipe is readable until it returns False; kill the process at ``give_up``."""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while selector.select(None if give_up is None else max(0.0, give_up - time.monotonic())):
@@ -259,7 +259,7 @@ def watch_descriptor(
 def start_local_agent() -> AgentConnection:
     """Start the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
     process = subprocess.Popen(
-        # -X utf8 has no say in what ranks get: names and variables travel as bytes.
+        # -X utf8 does not change what ranks get: names and variables travel as bytes.
         [sys.executable, "-I", "-S", "-X", "utf8", START_AGENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -273,7 +273,7 @@ def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
     """Start the agent of another host.
 
     Args:
-        command: A client of ssh, or the like, and the command that it executes there.
+        command: A client of ssh, or a tool of a scheduler, with the command that it executes there.
         host: The host's name.
     """
     process = subprocess.Popen(
@@ -288,7 +288,7 @@ def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
 
 
 _PATIENCE = 2 / 3
-"""Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
+"""The fraction of the network timeout after which a silent host is given up: earlier than by the ranks."""
 
 
 class FrameHandler(Protocol):
@@ -298,7 +298,7 @@ class FrameHandler(Protocol):
         """Handle a frame of an agent. Raise ValueError if it makes no sense."""
 
     def on_nonsense(self, connection: FrameConnection, error: Exception) -> None:
-        """Handle bytes of an agent that are no frame; its connection is about to be closed."""
+        """Handle an invalid frame, other invalid bytes, or a broken connection; it is about to be closed."""
 
     def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """Handle a host that has been silent for too long; its connection is about to be cut."""
@@ -313,11 +313,11 @@ class AgentConnections:
     def __init__(
         self, connections: Iterable[FrameConnection], handler: FrameHandler, output: RankOutput, network_timeout: float
     ) -> None:
-        """Take connections over which agents can be spoken with.
+        """Take over connections to agents that are ready.
 
         Args:
             connections: The connections.
-            handler: Acts upon what the agents say.
+            handler: Handles the frames of the agents, and the ends of the connections.
             output: Nothing is read from the agents while it is full.
             network_timeout: How long another host may be silent, in seconds.
         """
@@ -325,35 +325,35 @@ class AgentConnections:
         self._handler = handler
         self._output = output
         self._network_timeout = network_timeout
-        self._finished: list[FrameConnection] = []  # whose ends have come
+        self._finished: list[FrameConnection] = []  # connections that have ended, to be closed
         self._listening = True
         self._greet_at = time.monotonic()
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of connections."""
         return len(self._connections)
 
     def add(self, connection: FrameConnection) -> None:
-        """Take another connection over."""
+        """Take over another connection."""
         connection.heard_at = time.monotonic()
         self._connections.append(connection)
         self._greet_at = min(self._greet_at, connection.heard_at)
 
     def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
-        """Send a frame to all."""
+        """Send a frame over all connections."""
         for connection in self._connections:
             connection.send(kind, number, payload)
 
     def forgive_silence(self) -> None:
-        """Count the silence of all hosts from now on: until now no heartbeat was sent, or none was read."""
+        """Measure the silence of all hosts from now on: until now no heartbeat was sent, or no answer was read."""
         for connection in self._connections:
             connection.heard_at = time.monotonic()
 
     def watch(self, selector: selectors.BaseSelector, abandoned: bool) -> None:
-        """Send the heartbeats that are due, and bring what the selector waits for up to date.
+        """Send the heartbeats that are due, and update the events for which the selector waits.
 
-        While the screen is behind, nothing more is read from the agents, unless the user has insisted on an end at
-        once.
+        While too much output waits for the screen, nothing is read from the agents, unless the user has demanded an
+        immediate end (``abandoned``).
         """
         self._greet()
         listening = abandoned or not self._output.full
@@ -364,7 +364,7 @@ class AgentConnections:
             connection.watch(selector, listening, functools.partial(self._receive, connection))
 
     def next_deadline(self) -> float | None:
-        """Return when :meth:`watch` has to be called at the latest."""
+        """Return the time at which :meth:`watch` has to be called at the latest, or None."""
         return self._greet_at if any(connection.host is not None for connection in self._connections) else None
 
     def conclude(self, selector: selectors.BaseSelector) -> None:

@@ -1,4 +1,4 @@
-"""The rank that caused the end of a job, and the exit code. Pure: each decision comes with its reason."""
+"""Decides which rank caused the end of a job, and the exit code. Pure: each decision comes with its reason."""
 
 import re
 import signal
@@ -10,22 +10,22 @@ SETTLE_S = 2.0
 
 _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
-_EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, below what is indented
+_EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, the line below the indented ones
 
-# The rendezvous server's words about a rank that is the cause although its exit code is 0.
+# The rendezvous server's message about a rank that is the cause although its exit code is 0.
 _LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that did not end well.
+    """A rank that exited with an error.
 
     Attributes:
         rank: The rank.
         pid: Its process id.
         status: Its exit code, or minus the signal that killed it.
         last_lines: The last lines that it wrote to standard error.
-        raised: The name of the exception's class, if that is not to be found there, as with ``horovodlike.run``.
+        raised: The name of the exception's class if the rank's answer has it, as with ``horovodlike.run``; else "".
         host: The host on which it ran, or None if that is the launcher's.
     """
 
@@ -43,7 +43,7 @@ def exit_code(status: int) -> int:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; real-time signals have no name."""
+    """Return a signal's name, such as ``SIGKILL``, or ``signal`` and its number if it has none (real-time signals)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -51,9 +51,9 @@ def signal_name(number: int) -> str:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether the rank failed because another one had gone: its last exception says so.
+    """Return True if the rank failed because a peer had gone, according to the last exception that it raised.
 
-    It need not stand in the last line: some packages write a farewell when the interpreter ends.
+    The exception need not be in the last line: some packages print a message when the interpreter exits.
     """
     if failure.raised:
         return failure.raised in _LOST_PEER
@@ -67,12 +67,12 @@ def is_consequence(failure: Failure) -> bool:
 def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:
     """Decide which failure ends the job.
 
-    It is the first one. But a rank that raises takes a moment to leave (its interpreter shuts down), and others that
-    notice may be faster: a failure that says itself that a peer was lost has to wait for a better one.
+    It is the first one. But a rank that raises takes a moment to exit (its interpreter shuts down), and peers that
+    notice may exit earlier: so a failure that reports a lost peer counts only if no other failure comes in time.
 
     Args:
         failures: The failures so far, in the order in which the ranks exited.
-        waiting_over: No rank is left, or the others have had their time.
+        waiting_over: No rank is left, or the time of the others is over.
 
     Returns:
         The failure, or None to wait; and the reason.
@@ -86,7 +86,7 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 
 def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
-    """Describe a failure, line by line; in an elastic job the number is a worker's."""
+    """Describe a failure, line by line; ``noun`` is ``worker`` in an elastic job."""
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]

@@ -1,4 +1,4 @@
-"""The supervisor of a job: passes on the output of the ranks of all hosts, notes their ends, and ends the job."""
+"""The supervisor of a job: passes on the output of the ranks of all hosts, records their exits, and ends the job."""
 
 import selectors
 import signal
@@ -15,9 +15,9 @@ from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
 
 GRACE_S = 5.0
-"""From SIGTERM, or from a signal that was passed on, to SIGKILL."""
+"""The time from SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
-"""The exit code when not a rank but the launcher's own agent, or a host, is the cause."""
+"""The exit code of a job that ends because of the launcher, an agent or a host, and not because of a rank."""
 _OF_A_RANK = frozenset(
     {
         *(FrameKind.STARTED, FrameKind.STDOUT, FrameKind.STDERR, FrameKind.RESULT),
@@ -59,16 +59,16 @@ class Job(Supervisor):
         look_every: float | None = None,
         on_gone: Callable[[int, str], None] | None = None,
     ) -> None:
-        """Take the parts; :meth:`run` puts them to work.
+        """Prepare the job; :meth:`run` supervises it.
 
         Args:
             connections: The connections to the hosts, and the ranks of each, which are about to start.
             output: Takes what the ranks write.
-            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            wakeup: Wakes :meth:`run` after a signal or a change by another thread.
             verbose: Decisions are explained.
             network_timeout: How long another host may be silent, in seconds.
-            look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
-            on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
+            look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
+            on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
         """
         super().__init__(output, wakeup)
         self._connections = AgentConnections(connections, self, output, network_timeout)
@@ -85,13 +85,13 @@ class Job(Supervisor):
         self._decided = False
 
     def run(self) -> Outcome:
-        """Return when nothing is left of the ranks."""
+        """Run until no process of the ranks is left; return the outcome."""
         self._connections.forgive_silence()
         self._loop()
         return self._outcome
 
     def drain(self) -> Outcome:
-        """Wait until everything is on the screen; return the outcome, which is another one if that fails."""
+        """Wait until all output is on the screen; return the outcome, which is a failure if it cannot be written."""
         self._output.drain(lambda: self.abandoned)
         self._check_output()
         return self._outcome
@@ -114,11 +114,11 @@ class Job(Supervisor):
             deadlines.append(greeting)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    # What the agents say.
+    # Events.
 
     def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        # The ranks of other hosts notice it later, each by itself.
+        # The ranks of other hosts notice the silence only after their own timeout: their time to end starts then.
         self._failed_at = self._failed_at or connection.heard_at + self._network_timeout
         self._blame(f"{connection.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
@@ -184,7 +184,7 @@ class Job(Supervisor):
             self._outcome.trouble = trouble
             self._output.say(f"hvdrun: {trouble}")
 
-    # What follows from it.
+    # Decisions.
 
     def _handle_signals(self) -> None:
         if self._output.broken and not self._ended:
@@ -192,7 +192,7 @@ class Job(Supervisor):
         self._check_output()
         while self._signals:
             signum = self._signals.popleft()
-            if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
+            if self._ended:  # a second one, or a first one while a failed job is being ended: kill
                 self._abandoned = True
                 self._connections.send(FrameKind.KILL)
             else:

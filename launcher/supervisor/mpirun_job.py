@@ -24,26 +24,26 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class MpirunLaunch(Launch):
-    """A job whose ranks mpirun starts, watches and ends; signals are passed on to it. Only in the main thread."""
+    """A job whose ranks mpirun starts, watches and ends; it gets this process's signals. For the main thread only."""
 
     def resolve(self) -> None:
         """Find mpirun."""
         self._mpirun = find_mpirun(self._environ)
 
     def serve(self) -> None:
-        """Start the rendezvous server where all hosts reach it."""
+        """Start the rendezvous server on addresses that all hosts can reach."""
         others = dict.fromkeys(_others(self._spec))
         found = reachable_addresses(others, self._spec.network_interface) if others else [LOOPBACK]
         self._serve_ranks(JobKey(bytes.fromhex(self._identity.key)), self._spec.num_proc, ",".join(found))
 
     def plan(self) -> None:
-        """Decide the variables of the ranks, but for their places, which mpirun gives them."""
+        """Decide the variables of the ranks, except rank, size and the like, which come from mpirun."""
         self._variables, self._said = make_environ(
             self._spec, self._command, detect_host(), self._identity, self._environ
         )
 
     def prepare_environment(self) -> None:
-        """Decide what is executed, and with which variables."""
+        """Decide mpirun's command and its environment variables."""
         spec, mpirun = self._spec, self._mpirun
         names = sorted(_passed_on(self._variables)) if _others(spec) else []
         for_ssh = make_ssh_variables(mpirun, spec.remote)
@@ -60,7 +60,7 @@ class MpirunLaunch(Launch):
         self._exit_code = _run(self._words, self._variables)
 
     def attribute(self) -> Outcome:
-        """Return mpirun's exit code, which is that of a rank that failed; or 128 and the number of a signal."""
+        """Return mpirun's exit code, which is that of a rank that failed; or 128 plus the number of a signal."""
         return Outcome(self._exit_code)
 
 
@@ -77,7 +77,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     parent = os.getpid()
 
     def prepare() -> None:
-        os.setpgid(0, 0)  # a terminal's signals come from hvdrun alone
+        os.setpgid(0, 0)  # only hvdrun passes a terminal's signals on to mpirun
         die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
 
     process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)

@@ -1,7 +1,7 @@
-"""The connections between the launchers of several nodes, each of which was started there by itself.
+"""The connections between the launchers of several nodes, where each node's launcher was started by itself.
 
-The launcher of node 0 listens until all others have come. Both ends prove that they hold the job's key with
-the handshake of :mod:`horovodlike._net.secure_channel`, whose frames carry those of
+The launcher of node 0 listens until all others have connected. Both ends prove that they hold the job's key, by the
+handshake of :mod:`horovodlike._net.secure_channel`. Frames of that channel then carry the frames of
 :mod:`horovodlike.launcher.agent.protocol`.
 """
 
@@ -40,9 +40,9 @@ _PIECE = 64 * 1024
 _MOST_STRANGERS = 128
 _LONGEST_WAIT = 60.0
 _MOST_DENIALS = 5
-"""Node 0 also hangs up on a launcher when too many strangers come at the same time."""
+"""The failed handshakes after which a node gives up; node 0 also hangs up while too many connections are pending."""
 _JOIN_S = 10.0
-"""How long a launcher that holds the key may take to say what it needs."""
+"""How long a launcher that has proved the key may take to send JOIN."""
 _FLUSH_S = 5.0
 _RETRY_S = 0.2
 _PAUSE_S = 0.05
@@ -53,19 +53,19 @@ class NodeConnection(FrameConnection):
 
     Attributes:
         node: The number of the node at the other end.
-        num_proc: How many ranks it has, once that is known.
-        status: The status of its agent, once it is over.
+        num_proc: How many ranks that node has, once that is known.
+        status: The status of that node's agent, once :attr:`over` is set.
     """
 
     def __init__(self, connected: socket.socket, sealer: Sealer, opener: Opener, node: int, host: str = "") -> None:
-        """Take an authenticated connection over.
+        """Take over an authenticated connection.
 
         Args:
             connected: The socket.
-            sealer: Makes the frames of the channel.
-            opener: Takes them apart.
+            sealer: Encodes the frames of the secure channel.
+            opener: Verifies and decodes them.
             node: The number of the node at the other end.
-            host: Its name.
+            host: The name of that node's host.
         """
         super().__init__(host or f"node {node}")
         self.node = node
@@ -87,7 +87,7 @@ class NodeConnection(FrameConnection):
         return self._socket.fileno()
 
     def flush(self) -> None:
-        """Send what can be sent without waiting."""
+        """Send as many of the unsent bytes as possible without waiting."""
         try:
             while True:
                 while self._sealed:
@@ -98,7 +98,7 @@ class NodeConnection(FrameConnection):
                 del self._unsent[:_PIECE]
         except BlockingIOError:
             pass
-        except OSError:  # the other end has gone, which the end of its frames will show
+        except OSError:  # the other end has gone: receive() will report it
             self._unsent.clear()
             self._sealed.clear()
 
@@ -118,7 +118,7 @@ class NodeConnection(FrameConnection):
         watch_descriptor(selector, self.fileno(), 0, self.flush)
 
     def receive(self) -> list[Frame] | None:
-        """See :meth:`FrameConnection.receive`; note the end that the other launcher tells."""
+        """See :meth:`FrameConnection.receive`; a CLEAN frame sets :attr:`over` and :attr:`status`."""
         frames = super().receive()
         for frame in frames or ():
             if frame.kind is FrameKind.CLEAN:
@@ -126,7 +126,7 @@ class NodeConnection(FrameConnection):
         return frames
 
     def await_frame(self, deadline: float, *kinds: FrameKind) -> list[Frame]:
-        """Wait for a frame of some kinds; return it and what came after it, but nothing before.
+        """Wait for a frame of one of the kinds; return it and the frames after it, and drop those before.
 
         Raises:
             InvalidFrameError: The bytes that arrived are no frame.
@@ -146,7 +146,7 @@ class NodeConnection(FrameConnection):
         raise TimeoutError("timed out")
 
     def kill(self) -> None:
-        """Make the connection end, so that :meth:`receive` returns its end."""
+        """Shut the socket down, so that :meth:`receive` reports the end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -164,7 +164,7 @@ class NodeConnection(FrameConnection):
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Send what is left to be sent, for a few seconds at most, and close the connection."""
+        """Send the unsent bytes, for a few seconds at most, and close the connection."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(_FLUSH_S)
             self.flush()
@@ -185,7 +185,7 @@ class _Joining:
     """A launcher that holds the key and has not sent its JOIN yet."""
 
     connection: NodeConnection
-    count: int  # of nodes, as it was given
+    count: int  # its --nnodes
     deadline: float
 
 
@@ -197,12 +197,12 @@ class NodeListener:
 
         Args:
             key: The key that all nodes hold.
-            nnodes: How many there are.
+            nnodes: The number of nodes.
             addresses: The addresses to listen on.
             port: The port.
 
         Raises:
-            HostsError: That is not possible.
+            HostsError: It cannot listen.
         """
         self._key = key
         self._selector = selectors.DefaultSelector()
@@ -220,7 +220,7 @@ class NodeListener:
             self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def __enter__(self) -> "NodeListener":
-        """Start listening."""
+        """Return the listener, which listens already."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,7 +237,7 @@ class NodeListener:
         self._selector.close()
 
     def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
-        """Wait for the next launcher that holds the key and says what it needs; none delays another.
+        """Wait for the next launcher that proves the key and sends JOIN; a slow one does not delay others.
 
         Args:
             deadline: When to give up, as ``time.monotonic()``.
@@ -260,7 +260,7 @@ class NodeListener:
                     self._accept(key.data)
                 elif key.data in self._strangers and (hello := self._strangers.read(key.data)) is not None:
                     self._authenticate(key.data, hello)
-            # Only now: a message that came in time may have waited here.
+            # Only after the reads: a message that came in time may have waited in its socket.
             self._strangers.drop_late(now)
             for joining in [each for each in self._joining if each.deadline <= now]:
                 self._drop(joining)
@@ -287,7 +287,7 @@ class NodeListener:
         connection.send(FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
 
     def _read_join(self, joining: _Joining) -> Frame | None:
-        """Return a launcher's JOIN, and watch it no longer; None: it has not come yet, or the launcher has gone."""
+        """Return a launcher's JOIN and stop watching it; return None if JOIN has not come, or the launcher has gone."""
         try:
             frames = joining.connection.receive()
         except BlockingIOError:
@@ -311,18 +311,18 @@ class NodeListener:
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
-    """Connect to the launcher of node 0; try again until it is there.
+    """Connect to the launcher of node 0; try again until it answers.
 
     Args:
         key: The key that all nodes hold.
         node: The number of this node.
-        nnodes: How many there are.
+        nnodes: The number of nodes.
         host: A name or address of node 0.
         port: The port that it listens on.
         deadline: When to give up, as ``time.monotonic()``.
 
     Raises:
-        HostsError: It is not there in time, or is something else.
+        HostsError: Node 0 does not answer in time, does not accept the key, or has another version.
     """
     where = f"node 0 at {host} port {port}"
     problem = "timed out"
@@ -347,7 +347,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
 
 
 def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeConnection:
-    """Return when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
+    """Return when both ends have proved that they hold the key; node 0 sends nothing more before JOIN."""
     until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
         sealer, opener = introduce(connected, key, identity, until)

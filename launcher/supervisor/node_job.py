@@ -1,7 +1,7 @@
 """A job whose nodes each run their own ``hvdrun``, without ssh: the launcher of node 0 leads, the others follow.
 
-Each node has its own command line, environment and screen. What ends a job is decided on node 0, so all of them end
-with the same exit code and say the same.
+Each node has its own command line, environment and screen. Node 0 decides how the job ends, so all launchers exit with
+the same code and print the same reason.
 """
 
 import socket
@@ -31,7 +31,7 @@ from horovodlike.launcher.supervisor.static_job import StaticLaunch
 class _NodeLaunch(StaticLaunch):
     """The steps that all nodes have in common: each starts its own ranks, and has its own output.
 
-    Only in the main thread.
+    Used only in the main thread.
     """
 
     _placement: Placement
@@ -72,7 +72,7 @@ class _NodeLaunch(StaticLaunch):
 
 
 class LeaderLaunch(_NodeLaunch):
-    """The part of node 0, which decides what ends the job."""
+    """The steps of node 0, which decides how the job ends."""
 
     def resolve(self) -> None:
         """Wait for the launchers of the other nodes."""
@@ -85,15 +85,15 @@ class LeaderLaunch(_NodeLaunch):
         self._placement = self._placements[0]
 
     def serve(self) -> None:
-        """Start the rendezvous server at the address that all nodes know."""
+        """Start the rendezvous server on the address of node 0 that all nodes know."""
         address = ",".join(bindable_addresses(self._nodes.host, self._spec.network_interface))
         key = _key_of_ranks(self._nodes, self._identity.job_id)
         self._serve_ranks(key, self._placement.size, address)
         self._identity = replace(self._identity, master=(self._nodes.host, find_free_port()))
 
     def _begin(self, agent: FrameConnection) -> Supervisor:
-        """Tell the other nodes which ranks they have."""
-        self._stack.callback(self._dismiss)  # before this node's agent is ended
+        """Tell the other nodes which ranks they have; return the supervisor of the whole job."""
+        self._stack.callback(self._dismiss)  # runs before this node's agent is ended
         for connection, placement in zip(self._others, self._placements[1:], strict=True):
             connection.host = placement.name
             connection.send(FrameKind.PLACE, 0, _encode_place(placement, self._identity))
@@ -108,7 +108,7 @@ class LeaderLaunch(_NodeLaunch):
         return self._job
 
     def supervise(self) -> None:
-        """Run until the job is over, and tell the other nodes, which do not wait for this node's screen."""
+        """Run until the job is over, and tell the other nodes, without waiting for this node's screen."""
         outcome = self._job.run()
         self._verdict = outcome.exit_code, _why(outcome, self._placement.name)
         self._dismiss()
@@ -119,7 +119,7 @@ class LeaderLaunch(_NodeLaunch):
 
 
 class FollowerLaunch(_NodeLaunch):
-    """The part of a node other than the first one."""
+    """The steps of a node other than node 0."""
 
     def resolve(self) -> None:
         """Ask node 0 which ranks this node has."""
@@ -129,7 +129,7 @@ class FollowerLaunch(_NodeLaunch):
         self._stack.callback(self._uplink.hang_up)
         join = {"version": installed_version(), "host": socket.gethostname(), "num_proc": spec.num_proc}
         self._uplink.send(FrameKind.JOIN, 0, encode_text(join))
-        # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
+        # Node 0 waits for the others no longer than its own --start-timeout, and then sends OUTCOME.
         deadline = time.monotonic() + 2 * spec.start_timeout
         try:
             frame, *self._early = self._uplink.await_frame(deadline, FrameKind.PLACE, FrameKind.OUTCOME)
@@ -140,7 +140,7 @@ class FollowerLaunch(_NodeLaunch):
         self._placement, self._identity = _decode_place(frame, nodes)
 
     def serve(self) -> None:
-        """Leave that to node 0."""
+        """Leave the rendezvous server to node 0."""
 
     def plan(self) -> None:
         """Plan the ranks of this node; tell node 0 if they do not fit."""
@@ -159,7 +159,7 @@ class FollowerLaunch(_NodeLaunch):
         self._exit_code = self._relay.run(self._early)
 
     def attribute(self) -> Outcome:
-        """Return what node 0 has decided."""
+        """Return the exit code that node 0 has decided."""
         return Outcome(exit_code=self._exit_code)
 
 
@@ -189,7 +189,7 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
 
 
 def _addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
-    """Return the addresses on which node 0 listens; its name may be resolved only a while after it has started."""
+    """Return the addresses on which node 0 listens; wait until its name, which may be new, can be resolved."""
     while not (found := bindable_addresses(nodes.host, spec.network_interface)):
         if time.monotonic() >= deadline:
             raise HostsError(
@@ -218,7 +218,7 @@ def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeConnectio
 
 
 def _has_gone(connection: NodeConnection) -> bool:
-    """Whether a launcher that had come has ended since, as one that was started again."""
+    """Return True if a launcher that had joined has gone since, such as one that was started again."""
     try:
         return connection.receive() is None
     except (OSError, InvalidFrameError):
@@ -246,13 +246,13 @@ def _read_join(connection: NodeConnection, join: Frame) -> None:
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the nodes, with their numbers where two have the same name."""
+    """Return the names of the nodes; if several have the same name, add their numbers."""
     count = Counter(names)
     return tuple(name if count[name] == 1 else f"{name}#{number}" for number, name in enumerate(names))
 
 
 def _key_of_ranks(nodes: Nodes, job_id: str) -> JobKey:
-    """Derive another key for each job, so that nothing of one is of use in the next."""
+    """Derive the key of the ranks, a new one for each job: no message of one job is valid in another."""
     return nodes.key.derive(b"horovodlike ranks", job_id.encode())
 
 
@@ -274,7 +274,7 @@ def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
 
 
 def _why(outcome: Outcome, here: str) -> bytes:
-    """Return what the other nodes print when the job has ended badly; ``here`` is the name of this one."""
+    """Return the text that the other nodes print if the job has failed; ``here`` is the name of this node."""
     if outcome.failure is not None:
         return b"\n".join(failure_attribution.describe(replace(outcome.failure, host=outcome.failure.host or here)))
     if outcome.trouble is not None:

@@ -1,4 +1,4 @@
-"""The relay between a node's agent and the launcher of node 0: output stays here, the end is decided there."""
+"""The relay between a node's agent and the launcher of node 0: output stays on the node, node 0 ends the job."""
 
 import functools
 import selectors
@@ -23,19 +23,19 @@ _LONGEST_WAIT = 3600.0
 
 
 class Relay(Supervisor):
-    """A node's part of a job."""
+    """The launcher of a node other than node 0, while its ranks run."""
 
     def __init__(
         self, agent: FrameConnection, uplink: NodeConnection, output: RankOutput, wakeup: Wakeup, patience: float
     ) -> None:
-        """Take the parts; :meth:`run` puts them to work.
+        """Prepare the relay; :meth:`run` runs it.
 
         Args:
-            agent: The agent of this node, which has been told to start the ranks.
+            agent: The agent of this node, to which START has been sent.
             uplink: The connection to the launcher of node 0.
             output: Takes what the ranks write.
-            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
-            patience: How long node 0 may be silent until it says itself how long, in seconds.
+            wakeup: Wakes :meth:`run` after a signal or a change by another thread.
+            patience: How long node 0 may be silent before its first ALIVE, which sets the limit, in seconds.
         """
         super().__init__(output, wakeup)
         self._agent = agent
@@ -43,17 +43,17 @@ class Relay(Supervisor):
         self._signalled = 0
         self._open: dict[FrameConnection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
         self._finished: set[FrameConnection] = set()
-        self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
+        self._lost_at = time.monotonic() + patience  # when to give node 0 up unless a heartbeat comes
         self._exit_code = AGENT_FAILED
         self._complained = False
 
     @property
     def abandoned(self) -> bool:
-        """Whether the user has insisted on an end at once."""
+        """True if the user has demanded an immediate end, by a second signal."""
         return self._signalled + len(self._signals) > 1
 
     def run(self, early: Iterable[Frame]) -> int:
-        """Return the exit code when the job is over and nothing is left of this node's ranks.
+        """Run until the job is over and no process of this node's ranks is left; return the exit code.
 
         Args:
             early: The frames that node 0 has sent already.
@@ -82,7 +82,7 @@ class Relay(Supervisor):
             self._lose("node 0 has been silent for too long; is it up, and reachable?")
 
     def _close_finished(self, selector: selectors.BaseSelector) -> bool:
-        """Close the connections that have ended; return whether any is left."""
+        """Drop the connections that have ended, and close the agent's; return whether any is left."""
         for connection in self._finished & self._open.keys():
             connection.unwatch(selector)
             del self._open[connection]
@@ -128,19 +128,19 @@ class Relay(Supervisor):
             if frame.payload:
                 self._output.say(frame.payload)
             self._finished.add(self._uplink)
-            if self._agent in self._open:  # node 0 could not continue, or not with this node
+            if self._agent in self._open:  # node 0 has given up the job, or this node
                 self._agent.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _lose(self, why: str) -> None:
         self._finished.add(self._uplink)
         self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
-        self._uplink.send(FrameKind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
+        self._uplink.send(FrameKind.FAILED, 0, why.encode())  # before the ranks' exits, in case node 0 still reads it
         self._agent.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _check_output(self) -> None:
         if self._output.trouble is not None and not self._complained:
             self._complained = True
-            self._uplink.send(FrameKind.FAILED, 0, self._output.trouble.encode())  # node 0 has it said everywhere
+            self._uplink.send(FrameKind.FAILED, 0, self._output.trouble.encode())  # node 0 makes all nodes print it
 
     def _handle_signals(self) -> None:
         while self._signals:

@@ -1,9 +1,9 @@
-"""The output of the ranks: to the screen with a prefix, to files as it is; and the last lines of each.
+"""The output of the ranks: to the screen with a prefix, to files unchanged; and the last lines of each rank.
 
-A :class:`Printer` keeps apart what many ranks write on one screen; it is pure: bytes in, bytes out. No line is ever
-made of the bytes of two ranks. A carriage return ends a line as far as prefixes are concerned. On a terminal, what
-follows or precedes it (a progress bar) is *transient*: it stays on the lowest line, is overwritten by its successor,
-makes room for other lines, and is drawn again below them.
+A :class:`Printer` separates the output of many ranks on one screen. It is pure: bytes in, bytes out. No line ever mixes
+the bytes of two ranks. A carriage return ends a line as far as prefixes are concerned. On a terminal, text before or
+after a carriage return (a progress bar) is *transient*: it stays on the lowest line, the next transient text overwrites
+it, and when other lines are printed, it is drawn again below them.
 """
 
 import os
@@ -20,14 +20,14 @@ from horovodlike.launcher.errors import UsageError, given
 from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
 
 LONGEST_PARTIAL = 64 * 1024
-"""More bytes than this without an end of line are not held back any longer."""
+"""The most bytes without an end of line that are buffered; more are written without waiting for the end."""
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _ERASE = b"\r\x1b[K"
 
 
 class Printer:
-    """The state of one screen or file: unfinished lines, and how the last thing written ended.
+    """The state of one screen or file: unfinished lines, and how the last output ended.
 
     A *key* names a source, that is one stream of one rank.
     """
@@ -37,18 +37,18 @@ class Printer:
 
         Args:
             terminal: The output understands cursor movements.
-            columns: The width of the terminal; asked for each transient line.
+            columns: Returns the width of the terminal; called for each transient line.
         """
         self._terminal = terminal
         self._columns = columns
         self._held: dict[Hashable, bytes] = {}
-        self._open: Hashable = None  # whose bytes came last, if they did not end with a newline
-        self._open_is_long = False  # ... since the line is too long to be held
+        self._open: Hashable = None  # the source of the last output, if that did not end with a newline
+        self._open_is_long = False  # ... since the line is too long to be buffered
         self._overwritten: dict[Hashable, bytes] = {}  # the last text before a carriage return, until the next newline
         self._shown: tuple[Hashable, bytes] | None = None  # the transient line on the terminal
 
     def add(self, key: Hashable, prefix: bytes, data: bytes) -> bytes:
-        """Take what a source has written, and return what must be written out."""
+        """Take the bytes that a source has written; return the bytes to write to the screen or file."""
         text = self._held.pop(key, b"") + data
         # A carriage return at the very end may be the first half of a line end.
         cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
@@ -63,7 +63,7 @@ class Printer:
         return self._in_file(key, prefix, text[:cut])
 
     def finish(self, key: Hashable, prefix: bytes) -> bytes:
-        """End a source: what it left unfinished becomes a line."""
+        """End a source: its unfinished text becomes a line; return the bytes to write."""
         rest = self._held.pop(key, b"").rstrip(b"\r") or (self._overwritten.get(key, b"") if self._terminal else b"")
         if rest:
             return self.add(key, prefix, rest + b"\n")
@@ -105,7 +105,7 @@ class Printer:
         return self._show(key, prefix, b"".join(kept))
 
     def _show(self, key: Hashable, prefix: bytes, lines: bytes) -> bytes:
-        """Write lines above the transient one, and redraw that."""
+        """Return the bytes that print lines above the transient one and redraw that one."""
         before = self._shown
         held = self._held.get(key, b"")
         if key in self._overwritten or held.endswith(b"\r"):
@@ -136,7 +136,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 
 
 def last_lines(tail: bytes, count: int = LAST_LINES) -> tuple[bytes, ...]:
-    """Return the last lines of a stream; of what carriage returns have overwritten only what remained visible."""
+    """Return the last lines of a stream, without text that a carriage return has made invisible."""
     lines = [re.split(rb"\r+", line.rstrip(b"\r"))[-1] for line in tail.rstrip(b"\r\n").split(b"\n")]
     return tuple(lines[-count:]) if any(lines) else ()
 
@@ -146,7 +146,7 @@ class Screen:
     """The target of one of the launcher's own streams.
 
     Attributes:
-        write: Writes to it.
+        write: The function that writes bytes to it.
         printer: Its state; shared by standard output and error if they lead to the same place.
         coloured: Prefixes have colours.
     """
@@ -196,21 +196,21 @@ def _same_place(first: TextIO | None, second: TextIO | None) -> bool:
 
 
 class OutputFiles:
-    """``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
+    """The files ``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
 
     def __init__(
         self, directory: str, size: int, ranks: Iterable[int] | None = None, *, called: str = "--output-filename"
     ) -> None:
-        """Make the files anew.
+        """Create the files, or empty them if they exist.
 
         Args:
             directory: The folder.
             size: How many ranks the job has.
-            ranks: Those that have files here; all if None.
-            called: The name under which the user has asked for them.
+            ranks: The ranks that have files on this host; all if None.
+            called: The name of the option in messages to the user.
 
         Raises:
-            UsageError: That is not possible.
+            UsageError: A file cannot be created.
         """
         self._files: dict[tuple[int, FrameKind], BinaryIO | None] = {}  # None: the job continues without it
         self._directory = Path(directory)
@@ -229,7 +229,7 @@ class OutputFiles:
         """Make the files of one more rank.
 
         Raises:
-            UsageError: That is not possible. The rank can continue without those that are missing.
+            UsageError: A file cannot be created. The rank can continue without the missing files.
         """
         self._files.update({(rank, stream): None for stream in _NAMES})
         folder = self._directory / f"rank.{rank:0{self._digits}d}"
@@ -242,10 +242,10 @@ class OutputFiles:
             raise UsageError(f"{given(self._called, self._directory)}: {error.filename}: {error.strerror}") from None
 
     def write(self, rank: int, stream: FrameKind, data: bytes) -> str | None:
-        """Append bytes as they are.
+        """Append bytes to a file of a rank, unchanged.
 
         Returns:
-            What is wrong if the file cannot be written; it gets nothing more then. None if all is well.
+            The problem if the file cannot be written, after which it gets nothing more; else None.
         """
         file = self._files[rank, stream]
         if file is None:
@@ -265,7 +265,7 @@ class OutputFiles:
 
 
 class RankOutput:
-    """All output of a job passes through it. Belongs to one thread."""
+    """Passes all output of a job on to screens and files. Belongs to one thread."""
 
     def __init__(
         self,
@@ -274,12 +274,12 @@ class RankOutput:
         files: OutputFiles | None = None,
         timestamps: bool = False,
     ) -> None:
-        """Take the places where output goes.
+        """Take the targets of the output.
 
         Args:
             screens: The screens for standard output and error.
-            writer: Does the writing.
-            files: A copy goes here, unless None.
+            writer: Writes to the screens, in its own thread.
+            files: The files that get a copy, or None.
             timestamps: Each line begins with the time.
         """
         self._screens = screens
@@ -290,17 +290,17 @@ class RankOutput:
 
     @property
     def full(self) -> bool:
-        """Whether the screen is so far behind that nothing more should be taken from the ranks."""
+        """True if so much output waits for the screen that nothing more should be read from the ranks."""
         return self._writer.full
 
     @property
     def broken(self) -> bool:
-        """Whether the reader of standard output has closed it."""
+        """True if the reader of standard output has closed it."""
         return isinstance(self._error, BrokenPipeError)
 
     @property
     def trouble(self) -> str | None:
-        """Why standard output cannot be written although its reader has not closed it: the disk is full."""
+        """The error, such as a full disk, if standard output cannot be written, unless its reader has closed it."""
         error = self._error
         if error is None or self.broken:
             return None
@@ -311,14 +311,14 @@ class RankOutput:
         return self._writer.error_of(self._screens[FrameKind.STDOUT].write)
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until everything so far is on the screen; see :meth:`Writer.drain`."""
+        """Wait until all output so far is on the screen; see :meth:`Writer.drain`."""
         self._writer.drain(give_up)
 
     def expect(self, rank: int) -> None:
         """Prepare for one more rank than there were at the start.
 
         Raises:
-            UsageError: Its files cannot be made; it can continue without them.
+            UsageError: The rank's files cannot be created; the rank can continue without them.
         """
         if self._files is not None:
             self._files.add(rank)
@@ -338,7 +338,7 @@ class RankOutput:
             self._writer.put(screen.write, screen.printer.finish((rank, stream), self._prefix(rank, stream)))
 
     def keep_last_lines(self, rank: int, data: bytes) -> None:
-        """Take what a rank has written last to standard error where that goes to another screen."""
+        """Store the last lines of standard error of a rank whose output goes to the screen of another node."""
         self._tails[rank] = data[-_TAIL_BYTES:]
 
     def last_lines(self, rank: int) -> tuple[bytes, ...]:

@@ -1,4 +1,4 @@
-"""The steps of a job that this launcher starts through one agent per host; other ways derive from them."""
+"""The steps of every kind of job, and those of a job that this launcher starts through one agent per host."""
 
 import secrets
 import sys
@@ -61,19 +61,19 @@ class Launch:
         """Find out what the hosts have, and whether the job can run there."""
 
     def serve(self) -> None:
-        """Listen where the ranks meet."""
+        """Listen for the ranks."""
 
     def plan(self) -> None:
         """Plan each rank."""
 
     def prepare_environment(self) -> None:
-        """Write the messages that tell the agents what to start, in which environment."""
+        """Make the messages that tell the agents which commands to start, and in which environment."""
 
     def start(self) -> None:
         """Start the ranks."""
 
     def supervise(self) -> None:
-        """Run until nothing is left of the ranks."""
+        """Run until no process of the ranks is left."""
 
     def attribute(self) -> Outcome:
         """Return how the job has ended, and which rank was the cause."""
@@ -121,7 +121,7 @@ class StaticLaunch(Launch):
         self._placements = self._spec.placements
 
     def probe(self) -> None:
-        """Describe this host, and check that its ranks fit before anything starts; then start and ask the agents."""
+        """Describe this host, and check that its ranks fit; then start the agents and ask those of other hosts."""
         self._hosts = {
             each.name: describe_this_host(self._spec, self._environ)
             for each in self._placements
@@ -131,7 +131,7 @@ class StaticLaunch(Launch):
             if placement.name in self._hosts:
                 self._plan_host(placement)
         self._open_files(self._spec.num_proc)
-        # Takes 30 ms here, in which the server is loaded.
+        # An agent takes 30 ms to start; meanwhile the module of the rendezvous server is imported.
         self._connections = start_agents(self._spec, self._placements, self._stack.callback)
         from horovodlike._bootstrap import bootstrap  # noqa: F401
 
@@ -139,7 +139,7 @@ class StaticLaunch(Launch):
         self._hosts |= {host: description.host for host, description in self._described.items()}
 
     def serve(self) -> None:
-        """Start the rendezvous server where the other hosts reach it."""
+        """Start the rendezvous server on addresses that the other hosts can reach."""
         found = reachable_addresses(self._described, self._spec.network_interface) if self._described else [LOOPBACK]
         self._serve_ranks(JobKey(bytes.fromhex(self._identity.key)), self._spec.num_proc, ",".join(found))
         first = self._described.get(self._placements[0].name)

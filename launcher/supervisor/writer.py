@@ -15,7 +15,7 @@ Write = Callable[[bytes], None]
 
 
 def byte_writer(stream: TextIO) -> Write:
-    """Return a function that writes bytes to a text stream: past its buffer where it has a descriptor, else as text.
+    """Return a function that writes bytes to a text stream: unbuffered to this process's own streams, else as text.
 
     A notebook replaces ``sys.stdout`` by an object that either has no descriptor or one that leads elsewhere.
     """
@@ -39,7 +39,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class Writer:
-    """A thread that writes, with a bounded queue.
+    """A thread that writes, with a queue that the owner keeps bounded by :attr:`full`.
 
     :meth:`put`, :attr:`full` and :meth:`close` belong to one thread, the owner's.
     """
@@ -48,7 +48,7 @@ class Writer:
         """Start the thread.
 
         Args:
-            on_change: Called in the writer's thread when there is room again, or when a target has broken.
+            on_change: Called in the writer's thread when there is room again, or when a write has failed.
         """
         self._on_change = on_change
         self._changed = threading.Condition()
@@ -56,18 +56,18 @@ class Writer:
         self._queue: deque[tuple[Write, bytes]] = deque()
         self._bytes = 0
         self._closing = False
-        self._errors: dict[Any, Exception] = {}  # by target that has broken
+        self._errors: dict[Any, Exception] = {}  # by target: the error of the write that failed
         self._thread = threading.Thread(target=self._run, name="hvdrun-writer", daemon=True)
         self._thread.start()
 
     @property
     def full(self) -> bool:
-        """Whether so much is waiting that the owner should take in nothing more."""
+        """True if so many bytes wait that the owner should read nothing more."""
         with self._changed:
             return self._bytes >= _LIMIT
 
     def error_of(self, write: Write) -> Exception | None:
-        """Return why a target has failed to take what was written to it; what it gets from then on is dropped."""
+        """Return the error of a write to a target that has failed, or None; later data for that target is dropped."""
         with self._changed:
             return self._errors.get(write)
 
@@ -80,20 +80,20 @@ class Writer:
                 self._changed.notify()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until everything so far is written, after which :meth:`error_of` says the last word.
+        """Wait until all data queued so far is written; after that, :meth:`error_of` is final.
 
         Args:
-            give_up: Asked now and then; True leaves the rest to be written later, if the target is not stuck for ever.
+            give_up: Called now and then; if it returns True, the rest is written later, unless the target is stuck.
         """
         with self._changed:
             while self._bytes and not give_up():
                 self._changed.wait(0.1)
 
     def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until everything is written.
+        """Wait until all data is written.
 
         Args:
-            give_up: Asked now and then; True abandons what is left, since the target is stuck.
+            give_up: Called now and then; if it returns True, the rest is abandoned, since the target is stuck.
         """
         with self._changed:
             self._closing = True

@@ -1,4 +1,4 @@
-"""``hvdrun --check-build``: what this installation can do, found out without importing any framework."""
+"""``hvdrun --check-build``: reports what this installation can do, without importing any framework."""
 
 import importlib.metadata
 import importlib.util
@@ -14,10 +14,10 @@ _BUILD_FILES = {
     "torch": ("version.py", r"^cuda\b[^=\n]*= *'?([\w.]+)"),
     "tensorflow": ("python/platform/build_info.py", r"'is_cuda_build', (True|False)"),
 }
-"""Where frameworks say whether they were built for CUDA, and how."""
+"""For each framework, the file that says whether it was built for CUDA, and a pattern for that."""
 
 Row = tuple[bool, str, str]
-"""Whether it can be used, its name, and a remark."""
+"""One line of the report: whether the item can be used, its name, and a remark."""
 
 
 def package_version() -> str:
@@ -40,7 +40,7 @@ def _exists(module: str) -> bool:
 
 
 def framework_build(module: str) -> str:
-    """Return what a framework's own files say about CUDA, or an empty string; import nothing."""
+    """Return a text about the framework's CUDA build, or an empty string; reads its files and does not import it."""
     if module not in _BUILD_FILES or not _exists(module):
         return ""
     name, pattern = _BUILD_FILES[module]
@@ -91,7 +91,7 @@ def _nccl(found: GpuLibraries) -> Row:
 
 
 def _package_of_nccl(file: str) -> str | None:
-    """Return the package to which a file belongs, if it is one of NVIDIA's for NCCL."""
+    """Return NVIDIA's NCCL package that the file belongs to, with its version; None for another file."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
         version = _version(name)
         if version is not None:
@@ -126,7 +126,7 @@ def _sections() -> list[tuple[str, list[Row]]]:
 
 
 def check_build(sections: Callable[[], list[tuple[str, list[Row]]]] = _sections) -> str:
-    """Return the block that ``--check-build`` prints."""
+    """Return the text that ``--check-build`` prints."""
     lines = [f"horovodlike v{package_version()}:"]
     for title, rows in sections():
         lines += ["", f"{title}:"]

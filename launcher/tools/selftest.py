@@ -1,14 +1,15 @@
 """The program that the ranks of ``hvdrun --selftest`` execute: ``python selftest.py``.
 
-That every two ranks reach each other is what ``init()`` finds out. Here the links between hosts are measured, many at
-the same time, but each host is busy with one only; and the memory that the ranks of a host share. What is measured are
-allreduces of two ranks, as a training job does them: the time of a small one includes the agreement on it.
+``init()`` finds out whether every two ranks reach each other. This program measures the links between hosts, many at
+the same time but only one per host, and the shared memory within each host. It times allreduces of two ranks, as a
+training job makes them, so the time of a small one includes its negotiation.
 """
 
 import os
 import sys
 
-# Started by its path, so that a folder in which hvdrun was started does not hide the installed package.
+# This file is started by its path, so that the current folder does not hide the installed package. Nor must its own
+# folder, which Python then puts on the search path, hide any module.
 sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
 
 import array  # noqa: E402 - after the search path was cleared of this folder
@@ -69,7 +70,7 @@ def _facts() -> dict[str, str]:
 
 
 def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
-    """Return by the name of each link the two ranks that measure it: between hosts, by round, and inside of hosts."""
+    """Return the two ranks that measure each link, by its name: links between hosts, by round, and within hosts."""
     leaders = [rank for rank, fact in enumerate(facts) if fact["local_rank"] == "0"]
     hosts = [facts[rank]["host"] for rank in leaders]
     rounds = [
@@ -86,7 +87,7 @@ def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
 
 def _measure_round(pairs: _Pairs) -> list[Link]:
     """Measure several pairs at the same time; every rank gets all results."""
-    if basics.size() == 2:  # a set of all ranks is there already
+    if basics.size() == 2:  # the global set has these ranks already
         process_sets = [global_process_set]
     else:
         process_sets = [add_process_set(ProcessSet(pair)) for pair in pairs.values()]
@@ -107,7 +108,7 @@ def _measure_round(pairs: _Pairs) -> list[Link]:
 
 
 def _measure(process_set: ProcessSet, elements: int, times: int) -> list[float]:
-    """Measure how long each of some allreduces takes, in seconds; check their results."""
+    """Run an allreduce ``times`` times and check the results; return the duration of each, in seconds."""
     data = array.array("f", bytes(4 * elements))
     address, _ = data.buffer_info()
     request = Request(

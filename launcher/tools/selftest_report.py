@@ -7,7 +7,7 @@ from statistics import median
 Pair = tuple[int, int]
 
 _MOST_LINKS = 40
-"""Of more links than this only the slowest are shown."""
+"""If there are more links than this, the report shows this number of the slowest."""
 _MUST_BE_EQUAL = ("horovodlike", "python", "torch", "tensorflow", "keras", "numpy")
 
 
@@ -16,9 +16,9 @@ class Link:
     """The measurement between two ranks.
 
     Attributes:
-        name: The hosts, or the one host that both are on.
+        name: The two hosts, or the one host of both ranks.
         latency: Seconds that a small allreduce took.
-        rate: Bytes per second in each direction, of a large one.
+        rate: Bytes per second in each direction, in a large allreduce.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many links between hosts were measured.
+    """The share of the links between hosts that were measured.
 
     Attributes:
-        measured: The number of those that were measured.
-        links: The number of all.
+        measured: The number of measured links.
+        links: The number of all links.
     """
 
     measured: int
@@ -40,7 +40,7 @@ class Coverage:
 
 
 def pair_up(number: int) -> list[list[Pair]]:
-    """Return all pairs of the numbers below one, in rounds in which each has one pair at most (the circle method)."""
+    """Return all pairs of the numbers below ``number``, in rounds with each number once at most (circle method)."""
     players = list(range(number + number % 2))  # the last one is a dummy if the number is odd
     rounds = []
     for _ in range(len(players) - 1):
@@ -71,7 +71,7 @@ def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link], coverage: 
     Args:
         facts: The facts that each rank reports: ``host``, ``processors``, ``kernel`` and versions of packages.
         links: The measurements.
-        coverage: How much of all that is.
+        coverage: How many of the links between hosts were measured.
     """
     hosts: dict[str, list[Mapping[str, str]]] = {}
     for fact in facts:

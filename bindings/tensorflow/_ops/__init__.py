@@ -1,1 +1,1 @@
-"""Collectives as operations of TensorFlow, compiled on first use."""
+"""Collectives as ops of TensorFlow, compiled on first import."""

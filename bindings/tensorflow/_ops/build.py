@@ -1,8 +1,8 @@
-"""Finds the compiled ops, or compiles them: against the TensorFlow that is installed, the first time it is imported.
+"""Find the shared library with the ops; on first import, compile it against the installed TensorFlow.
 
-TensorFlow's C++ interface changes with every release, so what is compiled works with one version only. It is kept in
-the user's cache folder under a key made of everything that goes into it, or, if `horovodlike.tensorflow.build` has put
-it there, beside this file.
+TensorFlow's C++ interface changes with every release, so a compiled library works with one version only. It is kept in
+the user's cache folder, or beside this file if `horovodlike.tensorflow.build` has compiled it. Its name has a hash of
+the sources, the version of TensorFlow, the compiler's flags and the machine type.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COMPILERS = ("g++", "c++", "clang++")
 
 
 def library() -> Path:
-    """Return the shared library with the ops, compiled now if it has not been before.
+    """Return the path of the shared library with the ops, and compile it if it does not exist.
 
-    Processes that ask at the same time, such as the ranks of a job, wait for the one that compiles.
+    If several processes call this at the same time, such as the ranks of a job, one compiles and the others wait.
 
     Raises:
-        ImportError: It cannot be compiled, or not be kept; the message says what to do.
+        ImportError: The library cannot be compiled, or cannot be stored; the message says what to do.
     """
     name = f"{_key()}.so"
     for folder in (PACKAGE, _cache()):
@@ -46,7 +46,7 @@ def library() -> Path:
 
 
 def build(folder: Path) -> Path:
-    """Compile the ops into a folder, unless they are there, and return the shared library.
+    """Compile the ops into a folder, unless it has them already, and return the path of the shared library.
 
     Raises:
         ImportError: As `library`.
@@ -78,7 +78,7 @@ def _key() -> str:
 
 
 def _flags() -> list[str]:
-    # The folders that the flags name may differ between where it is built and where it is used.
+    # Include folders are left out: they may differ between the machine that compiles and the one that imports.
     return [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
 
 
@@ -109,7 +109,7 @@ def _compile(target: Path) -> None:
         *(_compiler(), "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
         *(*_flags(), "-isystem", tf.sysconfig.get_include(), f"-I{_CORE / 'include'}"),
         *(str(PACKAGE / "ops.cc"), "-o", unfinished),
-        # Found at run time because it has been loaded before, by the package.
+        # No path is needed at run time: the package has loaded this library before.
         *(f"-L{_CORE / 'lib'}", "-l:libhorovodlike.so"),
         *tf.sysconfig.get_link_flags(),
     ]

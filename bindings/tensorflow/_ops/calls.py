@@ -1,4 +1,4 @@
-"""From arguments that have been checked to ops of TensorFlow: what all collectives have in common."""
+"""The common part of all collectives: checks of their arguments, and calls of TensorFlow ops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Encoded = Any  # a tf.Tensor or a string
 
 
 class NotAMemberError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]  # has no annotations
-    """This rank is not in the process set of a collective. Both TensorFlow's error for a bad argument and Python's."""
+    """This rank is not in the process set of a collective. The class is one of TensorFlow's errors and a ValueError."""
 
 
 class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ignore[misc]  # has no annotations
@@ -42,11 +42,11 @@ class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ig
 def translated() -> Iterator[None]:
     """Raise the engine's error in place of TensorFlow's, if the job is broken or shut down.
 
-    TensorFlow puts the engine's message into its own. Other errors pass unchanged, including those of collectives after
-    which the job continues.
+    Such an error is recognized by the engine's message, which TensorFlow puts into its own. Other errors are not
+    changed, for instance that of a collective after which the job continues.
 
     Raises:
-        HorovodInternalError: The job has ended; the cause is what TensorFlow has raised.
+        HorovodInternalError: The job has ended; its `__cause__` is the error that TensorFlow has raised.
     """
     try:
         yield
@@ -69,8 +69,8 @@ class Description(NamedTuple):
     root_rank: int = -1
 
     def encode(self) -> Encoded:
-        """Return it as text: eagerly a tensor on the host, in a graph a string."""
-        factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # exact
+        """Return the description as text: in eager mode as a tensor on the host, in a graph as a string."""
+        factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # the bits, so they stay exact
         numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
         text = " ".join(map(str, (*numbers, self.name)))
         if not tf.executing_eagerly():
@@ -80,7 +80,7 @@ class Description(NamedTuple):
 
     @classmethod
     def of(cls, op: Any) -> Description:
-        """Return what an op was made with."""
+        """Return the description with which an op was made."""
         *numbers, name = op.get_attr("description").decode().split(" ", 6)
         process_set, numbered, reduce_op, root_rank, *factors = map(int, numbers)
         prescale, postscale = struct.unpack("2d", struct.pack("2q", *factors))
@@ -91,9 +91,9 @@ def set_id_of(process_set: ProcessSet) -> int:
     """Return the id of a process set of which this rank is a member.
 
     Raises:
-        NotAMemberError: This rank is no member.
-        ValueError: It is not registered.
-        TypeError: It is no process set.
+        NotAMemberError: This rank is not a member.
+        ValueError: The set is not registered.
+        TypeError: The argument is not a process set.
     """
     if process_set is global_process_set:
         return 0
@@ -108,20 +108,20 @@ def ranks_of(process_set: ProcessSet) -> list[int]:
     """Return the ranks of a process set of which this rank is a member, ascending.
 
     Raises:
-        NotAMemberError: This rank is no member.
+        NotAMemberError: This rank is not a member.
         ValueError: Not initialised, or the set is not registered.
-        TypeError: It is no process set.
+        TypeError: The argument is not a process set.
     """
     basics.size()  # raises before init()
     return members(set_id_of(process_set))
 
 
 def reduction(op: Any, average: bool | None, operation: str, *, adasum: bool = True) -> int:
-    """Return how to reduce, from Horovod's two ways to say so.
+    """Return the reduction that a script asks for by `op`, or in the old way by `average`.
 
     Raises:
-        UnsupportedReductionError: It is Adasum, of which this operation knows nothing.
-        ValueError: Both are given, or `op` is none of the known ones.
+        UnsupportedReductionError: `op` is Adasum, which this operation does not support.
+        ValueError: Both `op` and `average` are given, or `op` is not a known reduction.
     """
     if average is not None:
         return handle_average_backwards_compatibility(op, average)
@@ -137,17 +137,17 @@ def factors_of(prescale: Any, postscale: Any, operation: str) -> tuple[float, fl
     """Return the factors of a reduction, checked.
 
     Raises:
-        TypeError: One is no number.
-        ValueError: One is not finite.
+        TypeError: A factor is not a number.
+        ValueError: A factor is not finite.
     """
     return factor(prescale, "prescale_factor", operation), factor(postscale, "postscale_factor", operation)
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """Return the operation that a script asks for by `op`, or in the old way by `average`.
+    """Return the reduction that a script asks for by `op`, or in the old way by `average`; Average by default.
 
     Raises:
-        ValueError: Both are given.
+        ValueError: Both `op` and `average` are given.
     """
     if average is None:
         return Average if op is None else op
@@ -155,10 +155,10 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 
 
 def as_tensor(value: Any, operation: str) -> tf.Tensor:
-    """Return a value as a tensor that the engine can take.
+    """Return a value as a tensor of a dtype that the engine supports.
 
     Raises:
-        ValueError: Its dtype is not supported; the message names it.
+        ValueError: The dtype is not supported; the message names it.
     """
     tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
@@ -179,23 +179,24 @@ def describe(
     factors: tuple[float, float] = (1.0, 1.0),
     root_rank: int = -1,
 ) -> Encoded:
-    """Return the description of an operation, encoded.
+    """Return the encoded description of an operation.
 
     In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
-    function. Eagerly it has a number when it runs.
+    function. In eager mode it gets a number when it runs.
 
-    A name that is given stands for itself, so that ranks that do different things under it hear of that. But operations
-    of a graph that do different things under one name, perhaps at the same time, remain different.
+    A given name is used without a prefix, so that ranks get an error if they run different operations under one name.
+    In a graph this holds only for the first kind of operation under a name. Other kinds get a prefix, because they may
+    run at the same time.
 
     Raises:
-        TypeError: The name is no string, or this is no process set.
+        TypeError: The name is not a string, or `process_set` is not a process set.
         ValueError: The process set cannot be used by this rank, or the name cannot be used.
-        tf.errors.InvalidArgumentError: XLA is to compile the graph.
+        tf.errors.InvalidArgumentError: The graph is to be compiled by XLA.
     """
     set_id = set_id_of(process_set)
     check_name(name, operation)
     if tf.executing_eagerly():
-        engine_ops.hand_over()  # what bindings of other frameworks defer: this thread is going to wait
+        engine_ops.hand_over()  # other bindings send deferred requests before this thread waits
         is_whole = name is not None and bool(tensors)
         return _encoded_eagerly("" if is_whole else operation, name, set_id, op, *factors, root_rank)
     is_whole = name is not None and bool(tensors) and _is_first(operation, set_id, name)
@@ -206,7 +207,7 @@ def describe(
 def _is_first(operation: str, set_id: int, name: str) -> bool:
     graph = outermost(tf.compat.v1.get_default_graph())
     if not hasattr(graph, "_horovodlike_named"):
-        graph._horovodlike_named = {}  # what the graph does first under a name
+        graph._horovodlike_named = {}  # by process set and name, the first operation
     return bool(graph._horovodlike_named.setdefault((set_id, name), operation) == operation)
 
 
@@ -236,46 +237,46 @@ def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor
 
 
 def outermost(graph: Any) -> Any:
-    """Return the graph of the function that a graph is part of, such as a branch's: names are unique within that."""
+    """Return the outermost function graph around a graph, such as that of a branch. Names are unique within it."""
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph
 
 
 def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Return the tensors such that TensorFlow does not compute what is made of them beforehand if they are constant.
+    """Return the tensors as outputs of an op that prevents constant folding of a collective.
 
-    The result of a collective is no constant, however constant its input is on this rank.
+    The result of a collective is not constant, even if its input on this rank is.
     """
     if tf.executing_eagerly():
         return tensors
     graph = tf.compat.v1.get_default_graph()
-    # The output of an op that TensorFlow does not take for a constant. It refers to its graph, so only the graph may
-    # hold it: whatever lives longer would keep the graph alive.
+    # The anchor is the output of a stateful op, which TensorFlow does not treat as a constant. It refers to its graph,
+    # so it is stored in the graph only: any other reference to it would keep the graph alive.
     anchor = getattr(graph, "_horovodlike_anchor", None)
     if anchor is None:
-        with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
+        with graph.control_dependencies(None):  # this leaves loops and branches of TensorFlow 1 as well
             anchor = graph._horovodlike_anchor = ops.horovodlike_rank()
     return list(ops.horovodlike_anchored(tensors=tensors, anchor=anchor))
 
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
-    """Add the op of this kind, which takes a list of tensors and returns one."""
-    if type(description) is not str and not could_possibly_record():  # as in call(), but some per cent faster
+    """Run an op of this kind, or add it to the graph. It takes a list of tensors and returns a list."""
+    if type(description) is not str and not could_possibly_record():  # the same as call(), but a few per cent faster
         return list(_EAGER_OPS[kind](tensors, description))
     return list(call(kind, description, anchored(tensors)))
 
 
 def call(kind: str, description: Encoded, *inputs: Any) -> Any:
-    """Add the op of this kind, with the inputs that it takes, and return what it returns."""
+    """Run an op of this kind with its inputs, or add it to the graph, and return its results."""
     if not isinstance(description, str):
         if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
-            return _OPS[kind](*inputs, description.numpy())  # whose gradient can tell what it was
+            return _OPS[kind](*inputs, description.numpy())  # its gradient reads the description
         return _EAGER_OPS[kind](*inputs, description)
     results = _OPS[kind](*inputs, description)
     if _is_in_loop(tf.compat.v1.get_default_graph()):
-        # TensorFlow runs iterations side by side, and all have the same name. It begins the next one when all that has
-        # a state is done in this one: so something that has shall be done after the collective.
+        # TensorFlow may run iterations in parallel, and their collectives have the same name. An iteration waits for
+        # the stateful ops of the previous iteration, so a stateful op is added that waits for the collective.
         with tf.control_dependencies(tf.nest.flatten([results])):
             ops.horovodlike_rank()
     return results
@@ -293,10 +294,10 @@ _EAGER_OPS = {kind: getattr(ops, f"horovodlike_eager_{kind}") for kind in _KINDS
 
 
 def as_tensors(tensors: Sequence[Any], operation: str) -> list[tf.Tensor]:
-    """Return values as tensors that the engine can take.
+    """Return values as tensors of dtypes that the engine supports.
 
     Raises:
-        TypeError: They are one tensor, or no sequence.
+        TypeError: `tensors` is one tensor, or not iterable.
         ValueError: As `as_tensor`.
     """
     if isinstance(tensors, (tf.Tensor, tf.Variable, str)) or not isinstance(tensors, Iterable):
@@ -315,7 +316,7 @@ def reduce(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[tf.Tensor]:
-    """Add the op that reduces tensors, which this kind of operation does, with what the compression makes of them."""
+    """Compress tensors, reduce them by an op of this kind, and return the decompressed results."""
     check_compression(compression, operation)
     description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
     if compression is Compression.none:

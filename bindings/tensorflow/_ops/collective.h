@@ -1,14 +1,14 @@
 // The kernel of all collectives.
 //
-// TensorFlow runs it in one of two ways. In a graph the kernel hands the tensors' memory to the engine and returns;
-// `done` is called when the engine has finished, so no thread of TensorFlow waits, whatever the order in which each
-// rank gets to its operations. Eagerly the calling thread has nothing else to do: it waits, and does the engine's
-// work itself meanwhile, without which a small operation would cost two changes of threads.
+// TensorFlow calls it in one of two ways. In a graph, ComputeAsync() passes the tensors' memory to the engine and
+// returns; `done` is called when the engine has finished. So no thread of TensorFlow waits, in whatever order each rank
+// reaches its operations. In eager mode, the thread that calls Compute() has nothing else to do. It waits and meanwhile
+// runs the engine itself, because otherwise a small operation would cost two switches between threads.
 //
-// On a GPU both are over when all work has been enqueued on the device and TensorFlow's stream waits for it, which is
-// before the results are there. TensorFlow's own kernels return no later. As with those, the tensors' memory may be
-// given back at once: TensorFlow has one stream for all kernels of a device, so the next user of that memory works with
-// it on a stream that waits. Copies to and from the host are on other streams, which TensorFlow has wait for that one.
+// On a GPU both complete when all work has been enqueued on the device and TensorFlow's stream waits for it. That is
+// before the results are valid, as with TensorFlow's own kernels. And as with those, the tensors' memory may be freed
+// at once: TensorFlow has one stream for all kernels of a device, so the next kernel that uses the memory is on a
+// stream that waits. Copies to and from the host are on other streams, and TensorFlow makes them wait for that stream.
 #pragma once
 
 #include <memory>
@@ -35,10 +35,10 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// The stream on which TensorFlow makes the tensors of a GPU kernel. Found with TensorFlow's own headers alone, so that
-// compiling the ops does not need CUDA's.
+// The stream on which TensorFlow runs the kernels of a GPU. It is found through TensorFlow's own headers alone, so that
+// the ops can be compiled without the headers of CUDA.
 struct GpuStream {
-  int32_t device = -1;     // as the driver numbers those that the process sees; TensorFlow's own number may be another
+  int32_t device = -1;     // the driver's number of the GPU in this process; TensorFlow's number may be another
   void* stream = nullptr;  // a CUstream
 };
 
@@ -62,7 +62,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     common_.kind = kind;
     is_eager_ = !construction->HasAttr("description");
     if (!is_eager_) OP_REQUIRES_OK(construction, construction->GetAttr("description", &encoded_));
-    if (kind == HVL_BARRIER || kind == HVL_JOIN) return;  // which have no tensors
+    if (kind == HVL_BARRIER || kind == HVL_JOIN) return;  // these have no tensors
     const bool is_on_gpu = construction->device_type() == tensorflow::DeviceType(tensorflow::DEVICE_GPU);
     common_.device = is_on_gpu ? HVL_CUDA : HVL_CPU;
   }
@@ -74,7 +74,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     int64_t ignored = 0;
     const Status status = start(call.get(), callbacks, &ignored);
     if (status.ok()) {
-      call.release();  // completed() takes it
+      call.release();  // completed() owns it now
       return;
     }
     context->SetStatus(status);
@@ -93,7 +93,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // One execution, from its start until the engine has finished with it.
+  // One execution of a kernel, from its start until the engine has finished it.
   struct Call {
     Call(CollectiveKernel* kernel_of_call, OpKernelContext* context_of_call)
         : kernel(kernel_of_call), context(context_of_call) {}
@@ -107,9 +107,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     OpKernelContext* const context;
     DoneCallback done;
     OperationPtr operation;
-    int number = -1;  // of an unnamed operation
-    Tensors tensors;  // that it is about
-    GpuStream gpu;    // where they are, if they are on one
+    int number = -1;  // of an unnamed operation; else -1
+    Tensors tensors;  // the inputs, without splits and description
+    GpuStream gpu;    // of the tensors, if they are on a GPU
   };
 
   Status start(Call* call, const hvl_callbacks& callbacks, int64_t* handle) {
@@ -148,7 +148,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return *handle < 0 ? refused(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
   }
 
-  // In a graph there is no result to wait for.
+  // Adds to the engine's message what to do in a graph, where a script cannot wait for a result.
   Status refused(int32_t status, std::string message) const {
     if (!is_eager_ && absl::StrContains(message, "is already in flight")) {
       message +=
@@ -176,12 +176,12 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return to_status(status, hvl_last_error());
   }
 
-  // Null: the engine will ask for it when its size is known.
+  // Leaves `*output` null if its size is not known yet: then the engine calls allocate() later.
   Status make_output(Call* call, int index, Tensor** output) const {
     const TensorShape shape = call->tensors[static_cast<size_t>(index)].shape();
     const Description& description = call->operation->description;
     if (description.kind == HVL_ALLREDUCE || description.kind == HVL_BROADCAST) {
-      call->tensors[static_cast<size_t>(index)] = Tensor();  // a second reference would forbid to reuse the memory
+      call->tensors[static_cast<size_t>(index)] = Tensor();  // a second reference would prevent reuse of the memory
       return call->context->forward_input_or_allocate_output({index}, index, shape, output);
     }
     if (description.kind != HVL_REDUCESCATTER) return Status();
@@ -208,8 +208,8 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
       arguments->push_back(splits.dtype() == tensorflow::DT_INT32 ? splits.flat<int32_t>()(i)
                                                                   : splits.flat<int64_t>()(i));
     }
-    if (!known || tensor.dims() == 0) return Status();  // the engine says so
-    if (arguments->empty()) {                           // the same number of rows for each
+    if (!known || tensor.dims() == 0) return Status();  // the engine returns the error
+    if (arguments->empty()) {                           // the same number of rows for each rank
       const int64_t rows = tensor.dim_size(0);
       if (rows % membership.size != 0) {
         return absl::InvalidArgumentError(absl::StrCat("alltoall '", description.name, "': without splits the ", rows,
@@ -225,7 +225,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return Status();
   }
 
-  // By the engine. TensorFlow knows which outputs are on the host.
+  // Called by the engine. TensorFlow knows from ops.cc which outputs are in host memory.
   static void* allocate(void* context, int32_t index, const hvl_output* described) {
     auto* call = static_cast<Call*>(context);
     TensorShape shape;
@@ -239,18 +239,18 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return reinterpret_cast<void*>(address_of(*output));
   }
 
-  // By the engine.
+  // Called by the engine.
   static void completed(void* context, int32_t status, const char* message) {
     std::unique_ptr<Call> call(static_cast<Call*>(context));
     if (status != HVL_OK) call->context->SetStatus(to_status(status, message));
     DoneCallback done = std::move(call->done);
-    call.reset();  // before `done`: the kernel may be gone after it
+    call.reset();  // before `done`: the kernel may be destroyed after it
     Completions::shared().add(std::move(done));
   }
 
-  Description common_;           // to all operations of this kernel
-  bool is_eager_ = false;        // the description is an input, the last one
-  tensorflow::tstring encoded_;  // else it is an attribute
+  Description common_;           // the part that all operations of this kernel share
+  bool is_eager_ = false;        // true: the description is the last input
+  tensorflow::tstring encoded_;  // the description if it is an attribute
   Operations operations_;
 };
 

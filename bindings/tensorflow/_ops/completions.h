@@ -1,5 +1,5 @@
-// A thread that notifies TensorFlow of complete operations. On the engine's thread, what TensorFlow does then (it may
-// free memory and start other kernels) would delay the engine, and with it the collectives of all ranks.
+// A thread that notifies TensorFlow of complete operations. TensorFlow may then free memory and start other kernels. On
+// the engine's thread this would delay the engine, and with it the collectives of all ranks.
 #pragma once
 
 #include <pthread.h>
@@ -23,7 +23,7 @@ class Completions {
     return *completions;
   }
 
-  // Any thread, also the engine's.
+  // Callable from any thread, also from the engine's.
   void add(Call call) {
     bool was_empty = false;
     {
@@ -38,7 +38,7 @@ class Completions {
   Completions() {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits that: signals are for Python's
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the new thread inherits this: signals go to Python's threads
     std::thread([this] { run(); }).detach();
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -57,7 +57,7 @@ class Completions {
     }
   }
 
-  std::mutex mutex_;  // a leaf
+  std::mutex mutex_;  // a leaf: no other lock is taken while it is held
   std::condition_variable added_;
   std::vector<Call> calls_;
 };

@@ -1,6 +1,6 @@
 """The gradients of the collectives, which TensorFlow finds by the names of the ops.
 
-They follow the convention that a loss is averaged over the ranks: what all ranks read is averaged on its way back.
+By convention a loss is averaged over the ranks: the gradient of a value that all ranks receive is averaged over them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _backward(op: Any, part: str = "grad") -> Description:
 
 
 def _of_floats(compute: Callable[[Any, list[tf.Tensor], list[tf.Tensor]], Sequence[Any]]) -> Callable[..., Gradients]:
-    """Have `compute(op, gradients, inputs)` see only what is of floating point; other tensors have no gradient."""
+    """Return a gradient function: `compute(op, gradients, inputs)` of floating-point tensors, and None for others."""
 
     def gradient(op: Any, *gradients: Any) -> Gradients:
         passed_on = [one is not None and one.dtype.is_floating for one in gradients]
@@ -61,11 +61,11 @@ def _of_allreduce(op: Any, gradients: list[tf.Tensor], _: list[tf.Tensor]) -> Se
 @_of_floats
 def _of_allgather(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tensor]) -> Sequence[Any]:
     rows = [tf.shape(one)[0] for one in inputs]
-    with tf.device("CPU:0"):  # a few integers, which TensorFlow has on the host
+    with tf.device("CPU:0"):  # a few integers, which TensorFlow keeps on the host
         rank = ops.horovodlike_rank()
         mine = tf.stack([rank, *rows])[tf.newaxis]
         (of_each,) = run("allgather", [mine], _backward(op, "grad.rows").encode())
-        before = tf.boolean_mask(of_each, of_each[:, 0] < rank)  # of those that take part
+        before = tf.boolean_mask(of_each, of_each[:, 0] < rank)  # of lower ranks that take part
         starts = tf.unstack(tf.reduce_sum(before[:, 1:], axis=0), num=len(rows))
     averaged = _average(op, gradients)
     return [gradient[start : start + count] for gradient, start, count in zip(averaged, starts, rows, strict=True)]
@@ -96,7 +96,7 @@ def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
         return [None, None]
     (given,) = anchored([tf.convert_to_tensor(gradient)])
     returned, _ = call("alltoall", _backward(op).encode(), given, op.outputs[1])
-    # Rows that were not sent to any rank have no influence.
+    # The gradient of rows that were not sent to any rank is 0.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)
     return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]

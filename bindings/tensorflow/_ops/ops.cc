@@ -1,4 +1,4 @@
-// TensorFlow's ops, over the C API of the engine. Compiled on first import, see _build.py.
+// The collectives as ops of TensorFlow, which call the engine's C API. Compiled on first import: see build.py.
 
 #include <cstdint>
 #include <string>
@@ -15,14 +15,14 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-#define HVL_TENSORS "Ts: list(type) >= 1"  // of the dtypes in calls.py
+#define HVL_TENSORS "Ts: list(type) >= 1"  // calls.py checks the dtypes
 
 Status same_shapes(InferenceContext* c) {
   for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(t));
   return Status();
 }
 
-// Dimension 0 depends on the ranks.
+// For an output whose dimension 0 depends on the ranks.
 Status other_rows(InferenceContext* c, int tensor) {
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(tensor), 1, &shape));
@@ -45,16 +45,16 @@ Status rows_and_splits(InferenceContext* c) {
 
 }  // namespace
 
-// Everything about a collective but its tensors is one string (see Description). Each collective is two ops: in graphs,
-// and where a gradient may be asked for, that string is an attribute. Else it is an input, as TensorFlow keeps an eager
-// kernel of some ten KB for every value that an attribute has had, for good, and there may be a new name in each step.
-// In graphs an input would be on another device than a GPU's kernel, and gradients could not read it.
+// The arguments of a collective, except its tensors, are one string (see Description). Each collective has two ops. In
+// graphs, and when a gradient may be computed, the string is an attribute. Otherwise it is an input, because each step
+// may use a new name, and TensorFlow never frees the eager kernel of some ten KB that it makes for each value of an
+// attribute. In graphs an input would be on another device than a GPU's kernel, and gradients could not read it.
 #define HVL_COLLECTIVE(op, ...)                                          \
   REGISTER_OP("Horovodlike" op) __VA_ARGS__.Attr("description: string"); \
   REGISTER_OP("HorovodlikeEager" op) __VA_ARGS__.Input("description: string")
 
-// The collectives of tensors have no state: where they depend on each other TensorFlow sees that from the tensors, and
-// where they do not they may run in any order.
+// Collectives of tensors are stateless: TensorFlow knows from the tensors which of them depend on others, and may run
+// the rest in any order.
 #define HVL_COLLECTIVE_OF_LIST(op, shapes) \
   HVL_COLLECTIVE(op, .Input("tensors: Ts").Output("results: Ts").Attr(HVL_TENSORS).SetShapeFn(shapes))
 
@@ -76,8 +76,8 @@ HVL_COLLECTIVE("Barrier", .SetIsStateful().SetShapeFn(tensorflow::shape_inferenc
 HVL_COLLECTIVE("Join",
                .Output("last_joined: int64").SetIsStateful().SetShapeFn(tensorflow::shape_inference::ScalarShape));
 
-// Its input. In graphs, collectives get their tensors through it: as the anchor is no constant, what is computed from
-// constants is not taken for one either, and computed once and for all.
+// Returns `tensors` unchanged. In graphs, collectives get their tensors through this op. Because the anchor is not a
+// constant, TensorFlow does not fold a collective of constants into a constant.
 REGISTER_OP("HorovodlikeAnchored")
     .Input("tensors: Ts")
     .Input("anchor: int32")
@@ -85,7 +85,7 @@ REGISTER_OP("HorovodlikeAnchored")
     .Attr(HVL_TENSORS)
     .SetShapeFn(same_shapes);
 
-// Stateful, so that their values are not made part of the graph: they may change with the job.
+// These are stateful, so that TensorFlow does not fold their values into the graph: the values change with the job.
 
 REGISTER_OP("HorovodlikeRank")
     .Output("rank: int32")
@@ -120,8 +120,8 @@ class Collective : public CollectiveKernel {
   explicit Collective(OpKernelConstruction* construction) : CollectiveKernel(construction, kKind) {}
 };
 
-// `on_host`: which inputs and outputs a kernel for GPUs has in host memory, a HostMemory() each. Where TensorFlow has
-// been built without GPUs these kernels are never asked for.
+// `on_host`: a .HostMemory() for each input and output that a GPU kernel has in host memory. If TensorFlow was built
+// without GPUs, the GPU kernels are never used.
 #define HVL_KERNELS(op, on_host, ...)                                                          \
   REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_CPU), __VA_ARGS__); \
   REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_GPU) on_host, __VA_ARGS__)
@@ -150,7 +150,7 @@ class AnchoredKernel : public tensorflow::OpKernel {
 
 HVL_KERNELS("Anchored", .HostMemory("anchor"), AnchoredKernel);
 
-// An integer that is known when the op runs, of the job that there is then.
+// The kernel of an op that returns an integer of the current job, read when the op runs.
 class NumberKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -238,7 +238,7 @@ HVL_KERNELS("ProcessSetIncluded", .HostMemory("included"), IncludedKernel);
 
 }  // namespace horovodlike_tensorflow
 
-// For Python.
+// Called by native.py.
 
 extern "C" __attribute__((visibility("default"))) void horovodlike_tensorflow_enter(int32_t rank, int32_t local_rank,
                                                                                     int32_t local_size) {

@@ -10,7 +10,7 @@ namespace horovodlike_tensorflow {
 // A process set as this rank sees it.
 struct Membership {
   int32_t size = 0;
-  int32_t place = -1;  // of this rank in it; -1: it is no member
+  int32_t place = -1;  // the position of this rank in the set; -1: it is not a member
 };
 
 struct Place {
@@ -26,14 +26,14 @@ class Job {
     return *job;
   }
 
-  // Forgets all process sets.
+  // Begins a job, or ends one if `place.rank` is -1. Forgets all process sets.
   void enter(const Place& place) {
     std::lock_guard<std::mutex> lock(mutex_);
     place_ = place;
     process_sets_.clear();
   }
 
-  // A size of 0: there is no such process set any more.
+  // A size of 0 removes the process set.
   void set_membership(int32_t process_set, const Membership& membership) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (membership.size > 0) {
@@ -48,7 +48,7 @@ class Job {
     return place_;
   }
 
-  // False: there is no such process set.
+  // Returns false if there is no such process set.
   bool find(int32_t process_set, Membership* membership) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = process_sets_.find(process_set);

@@ -1,4 +1,4 @@
-// From tensors to requests of the engine.
+// Requests of the engine, made from tensors of TensorFlow and kept for further calls.
 #pragma once
 
 #include <cinttypes>
@@ -22,7 +22,7 @@
 
 namespace horovodlike_tensorflow {
 
-constexpr int kMaxDimensions = 8;  // that the engine takes
+constexpr int kMaxDimensions = 8;  // of a tensor in the engine
 constexpr size_t kRequestsKept = 64;
 constexpr size_t kOperationsKept = 1024;
 
@@ -52,11 +52,11 @@ inline int32_t dtype_of(tensorflow::DataType type) {
     case tensorflow::DT_BFLOAT16: return HVL_BFLOAT16;
     case tensorflow::DT_FLOAT8_E4M3FN: return HVL_FLOAT8_E4M3FN;
     case tensorflow::DT_FLOAT8_E5M2: return HVL_FLOAT8_E5M2;
-    default: return -1;  // which the engine refuses
+    default: return -1;  // the engine refuses it
   }
 }
 
-// Spec of the errors: a wrong call is the fault of its arguments, a disagreement that of a precondition.
+// A call that is wrong on this rank is an invalid argument; a disagreement of the ranks is a failed precondition.
 inline absl::Status to_status(int32_t status, const char* message) {
   switch (status) {
     case HVL_OK: return absl::Status();
@@ -81,8 +81,8 @@ struct Description {
   bool numbered = false;  // the name gets a number
 };
 
-// From how Python writes it (`calls.Description`): factors as the integers of the same bits, and the name last. False:
-// that is not what this is.
+// Reads the text that `calls.Description.encode()` writes: the factors as integers of the same bits, and the name last.
+// Returns false if `encoded` is not such a text.
 inline bool decode(const std::string& encoded, Description* description) {
   int numbered = 0, begin_of_name = 0;
   int64_t prescale = 0, postscale = 0;
@@ -100,14 +100,14 @@ inline bool decode(const std::string& encoded, Description* description) {
 using Prepared = std::shared_ptr<hvl_prepared>;
 using Tensors = std::vector<tensorflow::Tensor>;
 
-// Null: see hvl_last_error().
+// Returns null if the engine refuses the request: see hvl_last_error().
 inline Prepared prepare(const Description& description, const Tensors& tensors, const std::vector<int64_t>& arguments) {
   std::vector<std::vector<int64_t>> shapes;
   std::vector<hvl_tensor> described;
   for (const tensorflow::Tensor& tensor : tensors) {
     const auto extents = tensor.shape().dim_sizes();
     std::vector<int64_t> shape(extents.begin(), extents.end());
-    while (shape.size() > kMaxDimensions) {  // the last ones are multiplied together
+    while (shape.size() > kMaxDimensions) {  // the last dimensions become one
       const int64_t last = shape.back();
       shape.pop_back();
       shape.back() *= last;
@@ -134,15 +134,15 @@ inline Prepared prepare(const Description& description, const Tensors& tensors, 
   return prepared == nullptr ? nullptr : Prepared(prepared, hvl_release);
 }
 
-// The requests of one operation that were made last. Any thread.
+// A cache of the requests of one operation. Any thread.
 class Requests {
  public:
-  // Null: see hvl_last_error().
+  // Returns null if the engine refuses the request: see hvl_last_error().
   Prepared get(const Description& description, int number, const Tensors& tensors,
                const std::vector<int64_t>& arguments) {
     std::vector<int64_t> key{number, static_cast<int64_t>(arguments.size())};
     key.insert(key.end(), arguments.begin(), arguments.end());
-    for (const tensorflow::Tensor& tensor : tensors) {  // whose dtypes are always the same
+    for (const tensorflow::Tensor& tensor : tensors) {  // dtypes are the same in all calls
       key.push_back(tensor.dims());
       for (int d = 0; d < tensor.dims(); ++d) key.push_back(tensor.dim_size(d));
     }
@@ -159,7 +159,7 @@ class Requests {
   }
 
  private:
-  std::mutex mutex_;  // a leaf
+  std::mutex mutex_;  // a leaf: no other lock is taken while it is held
   std::map<std::vector<int64_t>, Prepared> kept_;
 };
 
@@ -170,10 +170,10 @@ struct Operation {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
-// The operations of one kernel that ran last, by their encoded descriptions. Any thread.
+// A cache of the operations of one kernel, by their encoded descriptions. Any thread.
 class Operations {
  public:
-  // Null: that is no description. `like`: what all operations of the kernel have in common.
+  // Returns null if `encoded` is not a description. `like` has the part that all operations of the kernel share.
   OperationPtr get(std::string_view encoded, const Description& like) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = kept_.find(encoded);
@@ -187,12 +187,12 @@ class Operations {
   }
 
  private:
-  std::mutex mutex_;  // a leaf
+  std::mutex mutex_;  // a leaf: no other lock is taken while it is held
   std::map<std::string, OperationPtr, std::less<>> kept_;
 };
 
-// Unnamed operations that run eagerly are distinguished by the lowest number that is not in flight. An operation that
-// is complete on one rank has begun on all, so its number stands for the same operation everywhere. Any thread.
+// The numbers of unnamed operations in eager mode. Each operation gets the lowest number that is not in flight. An
+// operation that is complete on one rank has begun on all, so a number means the same operation on all. Any thread.
 class Numbers {
  public:
   static Numbers& shared() {
@@ -215,7 +215,7 @@ class Numbers {
   }
 
  private:
-  std::mutex mutex_;  // a leaf
+  std::mutex mutex_;  // a leaf: no other lock is taken while it is held
   std::map<std::pair<int32_t, std::string>, std::set<int>> taken_;
 };
 

@@ -2,7 +2,7 @@
 
     import horovodlike.tensorflow.keras as hvd
 
-Keras has to use its TensorFlow backend, as it does if nothing else is said.
+Keras must use its TensorFlow backend, which is the default.
 """
 
 from horovodlike.keras import *  # noqa: F403  # all of it, under another name

@@ -8,17 +8,16 @@ from typing import Any
 
 
 def disable_compile(*functions: Callable[..., Any]) -> None:
-    """Mark functions (or the like of them: all closures of one definition) as not to be compiled.
+    """Mark functions as not to be compiled; the mark on a closure's code is for all closures of the same definition.
 
-    `torch.compiler.disable` would do, but it imports the compiler (seconds, and 100 MB) into programs that do not
-    compile anything, and adds a microsecond to each call. Its two effects are had without it: a mark on the function,
-    by which a traced caller breaks its graph at the call, and one on its code, by which the call runs as it is with all
-    it calls.
+    This has the two effects of `torch.compiler.disable`, which imports the compiler (seconds, and 100 MB) into programs
+    that do not compile anything, and adds a microsecond to each call. With the mark on the function, a traced caller
+    breaks its graph at the call. With the mark on its code, the call runs uncompiled, and so does all that it calls.
     """
     for function in functions:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a mark
         function._torchdynamo_disable_msg = "a collective"  # type: ignore[attr-defined]  # a mark
-        # Not in every release of torch. Without it the call works as well, but parts of it get compiled.
+        # Some releases of torch lack this function. Without it the call works, too, but parts of it get compiled.
         with contextlib.suppress(ImportError):
             from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 

@@ -17,7 +17,7 @@ from horovodlike.torch._ops.tensor import check
 from horovodlike.torch._ops.variable_size import start_alltoall
 
 Splits = Sequence[int] | torch.Tensor | None
-Counts = list[int]  # rows for, or from, each member of the process set
+Counts = list[int]  # the number of rows for, or from, each member of the process set
 Exchanged = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -27,16 +27,16 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Exchanged:
-    """Send consecutive rows of the tensor to each rank, and return what the ranks have sent here, in their order.
+    """Send consecutive rows of the tensor to each rank, and return the rows received from all ranks, in rank order.
 
-    Differentiable: the gradient of each row goes back to where the row came from; that of rows which were not sent is
-    zero.
+    Differentiable: the gradient of each row goes back to the rank that has sent the row; the gradient of rows that were
+    not sent is zero.
 
     Args:
         tensor: Of at least one dimension and the same dtype on all ranks. Dimension 0 may differ, the others may not.
-        splits: How many rows go to each rank of the process set. Rows beyond their sum are not sent. None: the same
-            number to each.
-        name: What the ranks match the operation by; counted if None.
+        splits: The number of rows for each rank of the process set. Rows beyond the sum of the splits are not sent. If
+            None, all ranks get the same number.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
     Returns:
@@ -57,7 +57,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `alltoall` does and return a handle, whose result is always the pair. Not differentiable."""
+    """Start `alltoall` and return a handle. Its result is always the pair of rows and counts. Not differentiable."""
     call = plain_call(Kind.ALLTOALL, "alltoall", name, process_set)
     return start_alltoall(call, [tensor], [row_counts(tensor, splits, call)], single=True)
 
@@ -70,8 +70,8 @@ def grouped_alltoall(
 ) -> tuple[Exchanged, ...]:
     """Do what `alltoall` does for a list of tensors, of any dtypes, as one operation; return a tuple.
 
-    `splits` has an entry for each tensor, which may be None, and so has the result: the rows of a tensor whose entry is
-    None, else the pair.
+    `splits` has an entry for each tensor. If the entry is None, the tensor's result is the rows received, else the pair
+    that `alltoall` returns with splits.
     """
     call = plain_call(Kind.ALLTOALL, "grouped_alltoall", name, process_set)
     tensors = group(tensors, call.name)
@@ -86,7 +86,7 @@ def grouped_alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start what `grouped_alltoall` does and return a handle, whose result is a tuple of pairs. Not differentiable."""
+    """Start `grouped_alltoall` and return a handle. Its result is a tuple of such pairs. Not differentiable."""
     call = plain_call(Kind.ALLTOALL, "grouped_alltoall", name, process_set)
     tensors = group(tensors, call.name)
     of_each = _splits_of_each(tensors, splits, call.name)
@@ -110,10 +110,10 @@ def _counts_of_each(tensors: Sequence[torch.Tensor], splits: Sequence[Splits], c
 
 
 def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
-    """Return how many rows go to each member of the process set.
+    """Return the number of rows for each member of the process set.
 
     Raises:
-        TypeError: `tensor` is no tensor, or `splits` are no sequence.
+        TypeError: `tensor` is not a tensor, or `splits` is not a sequence.
         ValueError: `splits` do not fit the tensor or the process set.
     """
     check(tensor, call.name)
@@ -133,10 +133,10 @@ def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
 def _exchange(
     call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Splits]
 ) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-    """Carry out a call, and record it for the backward pass if that is needed; return pairs."""
+    """Carry out a call, and record it for autograd if a tensor requires a gradient; return pairs."""
     counts = _counts_of_each(tensors, splits, call)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]  # torch has no annotations here
+        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]  # not annotated
         return list(zip(results[::2], results[1::2], strict=True))
     return result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
 
@@ -151,11 +151,11 @@ def send_back(
     """Carry out the backward pass of a call.
 
     Args:
-        call: That of the forward pass.
-        gradients: Of those results that are of floating point.
-        received: How many rows each of these results had from each rank.
-        sent: How many rows each of their tensors sent to each rank.
-        rows: How many rows each of these tensors has.
+        call: The call of the forward pass.
+        gradients: The gradients of the floating-point results.
+        received: For each of these results, the number of rows received from each rank.
+        sent: For the input tensor of each result, the number of rows sent to each rank.
+        rows: The number of rows of each of these input tensors.
     """
     backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
     pairs = result(start_alltoall(backward, gradients, received, single=False, waits=True), tuple)
@@ -163,7 +163,7 @@ def send_back(
 
 
 def _of_all_rows(back: torch.Tensor, returned: torch.Tensor, sent: Counts, rows: int) -> torch.Tensor:
-    """Put zeros where rows have not been sent, or have not come back: ranks that have joined send nothing."""
+    """Add zeros for rows that were not sent, and for rows whose gradient is missing as their rank has joined."""
     if returned.tolist() != sent:
         blocks = zip(torch.split(back, returned.tolist()), sent, strict=True)
         back = torch.cat([block if len(block) else back.new_zeros((n, *back.shape[1:])) for block, n in blocks])

@@ -1,8 +1,9 @@
 """The synchronous operations that return new tensors, with their gradients.
 
-The gradients follow the convention that a loss is averaged over the ranks: what all ranks read is averaged on its way
-back. An operation in the backward pass is named after the one in the forward pass, so ranks match them whatever the
-order in which autograd runs them. A tensor that requires a gradient on one rank must require one on all.
+The gradients follow the convention that a loss is averaged over the ranks: where the forward pass sends a value to all
+ranks, the backward pass averages their gradients. An operation in the backward pass is named after the one in the
+forward pass, so ranks match them in whatever order autograd runs them. A tensor that requires a gradient on one rank
+must require one on all.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Carry out a call that returns new tensors, and record it for the backward pass if that is needed."""
+    """Carry out a call that returns new tensors, and record it for autograd if a tensor requires a gradient."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-        results: Tensors = _Collective.apply(call, *tensors)  # type: ignore[no-untyped-call]  # torch has no annotations here
+        results: Tensors = _Collective.apply(call, *tensors)  # type: ignore[no-untyped-call]  # not annotated
         return results
     return carry_out(call, tensors)
 
 
 def carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Carry out a call that returns new tensors, unknown to autograd."""
+    """Carry out a call that returns new tensors, without a record for autograd."""
     return result(_START.get(call.kind, start_to_new)(call, tensors, single=False, waits=True), tuple)
 
 
@@ -42,7 +43,7 @@ _START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatt
 
 
 def rows_in(tensor: torch.Tensor) -> int:
-    """Return the first dimension; 0 if there is none."""
+    """Return the extent of dimension 0; 0 for a scalar."""
     return tensor.shape[0] if tensor.dim() else 0
 
 
@@ -69,7 +70,7 @@ def _of_allreduce(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int
 def _of_allgather(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
     mine = torch.tensor([[basics.rank(), *rows]], device="cpu")
     (of_each,) = carry_out(replace(call, name=f"{call.name}.grad.rows"), [mine])
-    starts = of_each[of_each[:, 0] < basics.rank(), 1:].sum(dim=0).tolist()  # of those that take part
+    starts = of_each[of_each[:, 0] < basics.rank(), 1:].sum(dim=0).tolist()  # ranks that have joined have no row
     own = zip(_average(call, gradients), starts, rows, strict=True)
     return [gradient.narrow(0, start, count) for gradient, start, count in own]
 
@@ -94,7 +95,7 @@ def _of_reducescatter(call: Call, gradients: Sequence[torch.Tensor], rows: Seque
 
 
 def _with_rows_of_absent(gradient: torch.Tensor, rows: int, call: Call, present: list[int]) -> torch.Tensor:
-    """Put zeros where ranks that have joined have no rows of a reducescatter's gradient."""
+    """Insert zeros for the rows of ranks that have joined into the gathered gradient of a reducescatter."""
     members = process_set.members(call.process_set)
     shares = [rows_of(rows, place, len(members)) for place in range(len(members))]
     blocks = iter(torch.split(gradient, [shares[members.index(rank)] for rank in present]))
@@ -102,7 +103,7 @@ def _with_rows_of_absent(gradient: torch.Tensor, rows: int, call: Call, present:
     return torch.cat([next(blocks) if rank in present else zero for rank, zero in zip(members, zeros, strict=True)])
 
 
-# What the operations do with floating-point gradients of their results, given the rows of their tensors.
+# By kind, the backward pass: it takes the floating-point gradients of the results and the rows of the inputs.
 _GRADIENTS = {
     Kind.ALLREDUCE: _of_allreduce,
     Kind.ALLGATHER: _of_allgather,
@@ -115,15 +116,15 @@ def run_backward(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[i
     """Carry out the backward pass of a call.
 
     Args:
-        call: That of the forward pass.
-        gradients: Of those results that are of floating point.
-        rows: The first dimensions of the tensors that these results were made of.
+        call: The call of the forward pass.
+        gradients: The gradients of the floating-point results.
+        rows: The extents of dimension 0 of the input tensors of these results.
     """
     return _GRADIENTS[call.kind](call, gradients, rows)
 
 
 def is_differentiable(gradient: torch.Tensor | None) -> bool:
-    """Return whether a gradient is passed on: those of floating point are. The choice is the same on all ranks."""
+    """Return whether the backward pass sends a gradient: only floating-point ones, the same ones on all ranks."""
     return gradient is not None and gradient.is_floating_point()
 
 

@@ -1,4 +1,4 @@
-"""From arguments of the collectives to `Call`s, which are kept for names that are used again."""
+"""From arguments of the collectives to `Call`s, with a cache for names that are used again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def new_call(
     prescale: float = 1.0,
     postscale: float = 1.0,
 ) -> Call:
-    """Return a call with checked arguments; `known_call` keeps those that have names."""
+    """Return a call; its arguments have been checked. `known_call` caches calls that have names."""
     return Call(kind, full_name(operation, name, set_id), op, root_rank, prescale, postscale, set_id)
 
 
@@ -66,10 +66,10 @@ known_call = lru_cache(maxsize=CALLS_KEPT)(new_call)
 def compressed(
     compression: type[Compressor], tensors: Sequence[torch.Tensor], operation: str
 ) -> list[tuple[torch.Tensor, object]]:
-    """Return what is sent in place of tensors, with what `decompress` needs to know.
+    """Return for each tensor what `compress` returns: the tensor to send, and what `decompress` needs.
 
     Raises:
-        TypeError: It is no compression, or one of them is no tensor.
+        TypeError: `compression` is not a compression, or an element of `tensors` is not a tensor.
     """
     check_compression(compression, operation)
     if compression is not NoneCompressor:
@@ -82,8 +82,8 @@ def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Ten
     """Return the tensors of a grouped operation as a list.
 
     Raises:
-        TypeError: It is no list.
-        ValueError: There are none, or they are on more than one device.
+        TypeError: `tensors` is not a list of tensors.
+        ValueError: The list is empty, or its tensors are on more than one device.
     """
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
         raise TypeError(f"{operation}: expected a list of tensors, got {type(tensors).__name__}")
@@ -96,7 +96,7 @@ def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Ten
 
 
 def result(handle: int, _: type[T]) -> T:
-    """Synchronize a handle that has just been made, whose result is known to be of the given type."""
+    """Synchronize a handle that has just been made; the second argument is the type that its result has."""
     try:
         return synchronize(handle)  # type: ignore[return-value]  # as the caller knows
     except BaseException:

@@ -6,7 +6,7 @@ import torch
 
 
 class Compressor:
-    """Interface of a compression: two static functions, of which the second undoes the first."""
+    """The interface of a compression: `decompress` undoes `compress`; neither needs an instance."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
@@ -40,12 +40,12 @@ class _CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor in the narrower type (if it is floating point), and its own."""
+        """Return the tensor, in the narrower type if it is floating-point, and its original dtype."""
         return tensor.to(cls.narrow) if tensor.is_floating_point() else tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        """Return the tensor in the dtype `ctx`, that of the original."""
+        """Return the tensor in its original dtype, `ctx`."""
         assert isinstance(ctx, torch.dtype)
         return tensor.to(ctx)
 

@@ -1,13 +1,13 @@
-"""The collectives as operators of torch, `torch.ops.horovodlike.*`, which functions that are compiled call.
+"""The collectives as operators of torch, `torch.ops.horovodlike.*`, for calls in compiled functions.
 
-A compiler may leave out an operator whose result is not used, merge two that look alike, and change their order. The
-other ranks would wait for ever. So all of these are registered as having an ordered effect: one that is traced is
-carried out, and those of a graph one after the other as they were traced, forward and backward. What order the ranks
-call them in is then the same as without the compiler, and does not depend on what each rank has compiled.
+A compiler may remove an operator whose result is not used, merge two that look alike, and reorder operators. Other
+ranks would then wait for ever. So all operators here are registered with an ordered effect: a graph carries out every
+operator that was traced, in the order of the trace, forward and backward. Each rank thus calls them in the same order
+as without the compiler, whatever it has compiled.
 
-What is known when a function is traced are constants of the graph, the name for one. Unnamed operations are counted
-when they are carried out, by an operator of its own, `next_number`. The number goes to the operator that it is for,
-and to the one in its backward pass, which thus have the names that they would have without the compiler.
+Arguments that are known when a function is traced, such as the name, are constants of the graph. Unnamed operations
+are counted at run time, by a separate operator, `next_number`. The number is an argument of the unnamed operator and of
+the operator in its backward pass, so both have the names that they would have without the compiler.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from horovodlike.torch._ops.calls import group, known_call, new_call, result
 from horovodlike.torch._ops.handles import Call, next_number, numbered
 from horovodlike.torch._ops.variable_size import start_alltoall
 
-# Older releases lack ordered effects, or may have faults with them in the backward pass, such as pytorch issue 172248.
-# None of them has been tested.
+# Older releases of torch lack ordered effects, or may have bugs with them in the backward pass, such as pytorch issue
+# 172248. None of these releases has been tested.
 IS_AVAILABLE = torch.__version__ >= "2.13" and hasattr(torch.library, "_register_effectful_op")
 
-# `rows`: the first dimensions of the results, where they are not those of the tensors; FOUND_OUT if only the operation
-# can tell. `number` is given instead of `name`. Results are lists, because Inductor of torch 2.13 takes the sizes that
-# were found out from the wrong one of a tuple.
+# `rows`: dimension 0 of each result, FOUND_OUT if only the operation determines it; null if the results have the shapes
+# of the tensors. An unnamed operation has `number` in place of `name`. Results are lists, because Inductor of torch
+# 2.13 takes sizes that are determined at run time from the wrong element of a tuple.
 _SCHEMA = (
     "(Tensor[] tensors, SymInt[]? rows, str operation, str? name, Tensor? number, int op, int root_rank, "
     "float prescale, float postscale, int process_set) -> Tensor[]"
 )
-# `splits` are of those tensors that are marked as having some.
+# `splits` holds the splits of only those tensors for which `have_splits` is true.
 _SPLITS = "Tensor[] splits, bool[] have_splits"
 _OF_ALLTOALL = "str operation, str? name, Tensor? number, int process_set"
 FOUND_OUT = -1
@@ -48,7 +48,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def define() -> None:
-    """Register the operators. Must be called once, where `IS_AVAILABLE`."""
+    """Register the operators. To be called once, and only if `IS_AVAILABLE`."""
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER):
         name = kind.name.lower()
         _define(f"{name}_backward", _SCHEMA, _backward(kind), _like_results)
@@ -69,14 +69,14 @@ def _define(
     differentiate: Callable[..., Any] | None = None,
     save: Callable[..., None] | None = None,
 ) -> None:
-    """Register an operator, its fake kernel, and how it is differentiated if it can be."""
+    """Register an operator, its fake kernel, and its backward pass if it has one."""
     from torch._library.effects import EffectType
 
     def trace(*arguments: Any) -> Any:
         _keep_order_in_inductor()
         return like_results(*arguments)
 
-    tags = torch.Tag.cudagraph_unsafe  # it cannot be captured
+    tags = torch.Tag.cudagraph_unsafe  # it cannot be part of a CUDA graph
     operator = torch.library.custom_op(f"horovodlike::{name}", carry_out, mutates_args=(), schema=schema, tags=tags)
     operator.register_fake(trace)
     torch.library._register_effectful_op(f"horovodlike::{name}", EffectType.ORDERED)
@@ -85,11 +85,11 @@ def _define(
 
 
 def _keep_order_in_inductor() -> None:
-    """Have Inductor know that an operator with an effect comes after the one before.
+    """Make Inductor keep the order of operators with effects.
 
-    Inductor lists what an operator comes after by the name of its buffer, and looks it up by the name of the operator.
-    See https://github.com/pytorch/pytorch/pull/188301, from which release on this changes nothing. Called when an
-    operator is traced, because by then Inductor has been imported if it is what will compile the graph.
+    Inductor stores the predecessors of an operator under the name of the operator's buffer, but looks them up under the
+    name of the operator. See https://github.com/pytorch/pytorch/pull/188301; from the release with that fix on, this
+    changes nothing. Called when an operator is traced: by then Inductor is imported if it will compile the graph.
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     with_effects = torch.ops.higher_order.with_effects
@@ -145,7 +145,7 @@ def _backward(kind: Kind) -> Callable[..., list[torch.Tensor]]:
     def backward(gradients: Tensors, rows: Sequence[int] | None, *options: Any) -> list[torch.Tensor]:
         with torch.no_grad():
             results = run_backward(_call(kind, *options), gradients, rows or ())
-        # Of an allgather's gradient they are parts, whereas operators return tensors with memory of their own.
+        # The gradients of an allgather are views, but an operator must return tensors with memory of their own.
         return [result.clone() if result.storage_offset() else result for result in results]
 
     return backward
@@ -282,6 +282,6 @@ def _barrier(process_set: int) -> torch.Tensor:
 
 
 def _nothing(_: int) -> torch.Tensor:
-    # A result all the same, because Inductor of torch 2.13 puts C++ kernels that use a buffer after a call without one,
-    # but frees the buffer before it.
+    # Returns a tensor, because Inductor of torch 2.13 moves C++ kernels that use a buffer behind a call without result,
+    # but frees the buffer before that call.
     return torch.empty(0, device="cpu")

@@ -1,8 +1,8 @@
-"""The fast path of an allreduce in place that is called again, with a tensor on the CPU that is as the last one was.
+"""The fast path of an allreduce in place that is repeated with a row-major CPU tensor of the same dtype and shape.
 
-An asynchronous one of up to `ops.MAX_COPIED_BYTES` works on a copy, so changes of the tensor do not reach the engine: a
-copy takes less time than a loan (`loan`). The result is written to the tensor when the operation is waited for, by the
-thread that waits. A synchronous one works on the tensor's own memory. Both are two calls of C (`native_calls`), which
+An asynchronous operation on up to `ops.MAX_COPIED_BYTES` works on a copy, so changes of the tensor do not reach the
+engine: a copy takes less time than a loan (`loan`). The thread that waits for the operation writes the result to the
+tensor. A synchronous operation works on the tensor's own memory. Either consists of two C calls (`native_calls`), which
 need PyTorch's C functions for other libraries. PyTorch has them from 2.10 on; before that there is no fast path.
 """
 
@@ -21,28 +21,28 @@ from horovodlike.torch._ops.loan import put
 from horovodlike.torch._ops.tensor import DTYPES
 
 
-@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+@dataclass(slots=True)  # attributes are faster to read than a named tuple's
 class FastPath:
-    """The calls for tensors that a request describes."""
+    """The C calls for tensors that fit a request."""
 
-    # Enqueues a tensor, and writes the handle and what keeps its memory to a list of two. Returns the handle, or 0: the
-    # tensor is not as the request describes it, or the engine refuses it, and nothing has been done.
+    # Enqueues a tensor, and writes the handle and the storage that keeps its memory to a list of two. Returns the
+    # handle; or 0, without any effect, if the tensor does not fit the request or the engine refuses it.
     enqueue: Callable[[torch.Tensor, list[Any]], int]
-    # Consumes a handle, after which the tensor has the result; returns a status. With HVL_IN_PROGRESS, or -1 (the
-    # tensor is not as the request describes it), nothing has been done.
+    # Consumes a handle, after which the tensor has the result, and returns a status. It has no effect with the status
+    # HVL_IN_PROGRESS, or -1 if the tensor does not fit the request.
     take: Callable[[int, torch.Tensor], int]
     request: Request
     dtype: torch.dtype
     shape: torch.Size
 
 
-# The tensor, its fast path, and what keeps the memory that the engine uses, unless that is a copy.
+# The tensor, its fast path, and the storage that the engine uses; None if the engine uses a copy.
 Operation: TypeAlias = tuple[torch.Tensor, FastPath, torch.UntypedStorage | None]
 in_flight: dict[int, Operation] = {}  # by handle
 
 
 def _use_torch() -> bool:
-    """Find PyTorch's functions; False if this PyTorch has not got them."""
+    """Give PyTorch's functions to `native_calls`; return False if this PyTorch lacks them."""
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     is_mode_enabled = getattr(torch._C, "_is_torch_function_mode_enabled", None)
     if exchange_api is None or is_mode_enabled is None:
@@ -52,7 +52,7 @@ def _use_torch() -> bool:
     functions = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr, is_mode_enabled
     try:
         native_calls.use_torch(torch.Tensor, torch.nn.Parameter, exchange_api, *functions)
-    except (TypeError, ValueError):  # it is of another version, or none of PyTorch's
+    except (TypeError, ValueError):  # another version of DLPack, or functions that are not PyTorch's
         return False
     return True
 
@@ -62,20 +62,20 @@ _OF_DTYPE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in DTYPE
 
 
 def context(request: Request, dtype: torch.dtype, shape: torch.Size, memory_format: torch.memory_format) -> object:
-    """Describe the CPU tensors of a request for `native_calls`; None where there is no fast path."""
+    """Return a description of a request's CPU tensors for `native_calls`; None if there is no fast path."""
     if not _IS_POSSIBLE:
         return None
     strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
     try:
         return native_calls.context(request, request.address, _OF_DTYPE[dtype], tuple(shape), strides)
-    except TypeError:  # DLPack, as this PyTorch has it, does not know the dtype
+    except TypeError:  # the DLPack of this PyTorch does not know the dtype
         return None
 
 
 def fast_paths(
     request: Request, dtype: torch.dtype, shape: torch.Size, num_bytes: int
 ) -> tuple[FastPath | None, FastPath | None]:
-    """Return the asynchronous and the synchronous fast path of row-major tensors; None where there is none."""
+    """Return the asynchronous and the synchronous fast path of row-major tensors; None if there is none."""
     described = context(request, dtype, shape, torch.contiguous_format)
     if described is None or num_bytes == 0:
         return None, None
@@ -88,9 +88,9 @@ def wait(handle: int, operation: Operation, status: int) -> torch.Tensor | None:
     """Wait for an operation found in `in_flight`, and return its tensor with the result.
 
     Args:
-        handle: The operation.
-        operation: What `in_flight` has of it.
-        status: The value that its `take` has returned.
+        handle: The operation's handle.
+        operation: The operation, from `in_flight`.
+        status: The status that `take` has returned for it.
 
     Returns:
         The tensor, or None if another thread waits for the operation, or has waited for it.
@@ -116,7 +116,7 @@ def wait(handle: int, operation: Operation, status: int) -> torch.Tensor | None:
     except BaseException as error:
         if ops.is_known(handle):  # a signal handler has raised: the handle can be waited for again
             in_flight[handle] = operation
-        elif isinstance(error, KeyError):  # another thread has found it complete meanwhile
+        elif isinstance(error, KeyError):  # another thread has consumed the handle meanwhile
             return None
         raise
     if result is not None:
@@ -125,7 +125,7 @@ def wait(handle: int, operation: Operation, status: int) -> torch.Tensor | None:
 
 
 def forget_all() -> set[int]:
-    """Let go of all operations, and return their handles."""
+    """Forget all operations, and return their handles."""
     handles = set(in_flight)
     for handle in handles:
         in_flight.pop(handle, None)

@@ -1,12 +1,12 @@
-"""All that is known of `torch.cuda`: which tensors are on a GPU, on which streams, and who still uses their memory.
+"""The only module that uses `torch.cuda`: tensors on GPUs, their streams, and the lifetime of their memory.
 
-A collective is to its caller as any other operation of the stream that is current: it begins after what that stream has
-been given, and what the stream is given after `synchronize` finds the result. The engine does the work on a stream of
-its own in between. Tensors in flight are kept by references. After `synchronize` nothing keeps them, because memory
-that torch gives out again for the same stream is not used before that stream has waited for the result. Only if another
-stream than that of the start has waited must the allocator know: see `keep_for`.
+To its caller, a collective is like any other operation of the current stream: it begins after the work queued on that
+stream so far, and work queued after `synchronize` finds the result. In between, the engine works on a stream of its
+own. References keep tensors alive while in flight. After `synchronize` there are none: if torch reuses the memory for
+the same stream, the new use comes after that stream's wait for the result. Only if the stream that waits is not the
+stream of the start must the allocator be told: see `keep_for`.
 
-Other modules reach these functions through this one, where tests replace them.
+Other modules call these functions as attributes of this module, where tests replace them.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import torch
 
 from horovodlike._engine.ops import GpuStream
 
-# Made for `map`, with which they take no longer than the attributes alone. The engine knows CUDA only: tensors on GPUs
-# of AMD, which torch says are on CUDA as well, go through the CPU.
+# Made for `map`, with which they take no longer than reading the attributes. The engine supports CUDA only: tensors on
+# AMD GPUs, for which torch reports CUDA as well, go through the CPU.
 is_on_cpu: Callable[[torch.Tensor], bool] = operator.attrgetter("is_cpu")
 is_on_gpu: Callable[[torch.Tensor], bool] = (
     operator.attrgetter("is_cuda") if torch.version.hip is None else lambda _: False
 )
-device_of: Callable[[torch.Tensor], int] = torch.Tensor.get_device  # of a tensor on a GPU: its number
+device_of: Callable[[torch.Tensor], int] = torch.Tensor.get_device  # the number of a tensor's GPU
 
 
 def current_stream(device: int) -> GpuStream:
-    """Return the stream that this thread gives work to."""
+    """Return the current stream of this thread on a GPU."""
     return GpuStream(device, torch._C._cuda_getCurrentRawStream(device))
 
 
 def _of_torch(stream: GpuStream) -> torch.cuda.Stream:
-    if stream.pointer == 0:  # which `ExternalStream` would take for none given, and make a new one
+    if stream.pointer == 0:  # `ExternalStream` would take 0 as no stream given, and make a new one
         return torch.cuda.default_stream(stream.device)
-    return torch.cuda.ExternalStream(stream.pointer, device=stream.device)  # type: ignore[no-untyped-call]  # not annotated
+    return torch.cuda.ExternalStream(stream.pointer, device=stream.device)  # type: ignore[no-untyped-call]  # untyped
 
 
 def as_current(stream: GpuStream) -> contextlib.AbstractContextManager[object]:
-    """Have this thread give its work to a stream, within the context."""
+    """Return a context in which a stream is the current one of this thread."""
     if stream == current_stream(stream.device):
         return contextlib.nullcontext()
     return torch.cuda.stream(_of_torch(stream))
 
 
 def hold_up(others: Collection[GpuStream]) -> None:
-    """Have the current stream of their GPU wait for what other streams have been given so far."""
+    """Have the current stream of each GPU wait for the work queued so far on other streams of that GPU."""
     for other in others:
         stream = current_stream(other.device)
         if other != stream:
@@ -55,20 +55,20 @@ def hold_up(others: Collection[GpuStream]) -> None:
 
 
 def keep_for(stream: GpuStream, tensors: Iterable[torch.Tensor]) -> None:
-    """Tell the allocator that a stream uses tensors that may have been made on another one.
+    """Tell the allocator that a stream uses tensors that may have been allocated on another one.
 
-    The stream has waited for the engine, so memory that is freed now is given out again when both are done with it.
+    The stream has waited for the engine, so memory freed now is reused only when the engine and the stream are done.
     """
     user = _of_torch(stream)
     for tensor in tensors:
-        if is_on_gpu(tensor) and tensor.layout is torch.strided:  # operations hold the parts of sparse ones
+        if is_on_gpu(tensor) and tensor.layout is torch.strided:  # operations hold the parts of a sparse one
             tensor.record_stream(user)
 
 
 def finish(tensors: Iterable[torch.Tensor]) -> bool:
-    """Have the host wait until tensors on GPUs have the values that the current streams make; False if there are none.
+    """Have the host wait for the current streams of the tensors' GPUs; return False if no tensor is on a GPU.
 
-    For tensors that may be the results of collectives: see `check_results` of the elastic states.
+    The tensors may be results of collectives: see `check_results` of the elastic states.
     """
     devices = {device_of(tensor) for tensor in tensors if is_on_gpu(tensor)}
     for device in devices:
@@ -79,13 +79,13 @@ def finish(tensors: Iterable[torch.Tensor]) -> bool:
 def allocator(like: torch.Tensor) -> Callable[[Sequence[int], torch.dtype], torch.Tensor]:
     """Return a function that makes uninitialised tensors on the GPU of `like`, for the stream that is current now.
 
-    Any thread may call it, whatever its streams and modes are.
+    Any thread may call the function, whatever its current device, stream and inference mode are.
     """
     device, stream = like.device, torch.cuda.current_stream(like.device)
 
     def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        # The device first: the engine's thread is on GPU 0, and to leave a stream of another GPU would make a context
-        # there, which takes memory of a GPU that may be another rank's.
+        # The device is set first. The engine's thread is on GPU 0: to leave the stream of another GPU would make a
+        # context on GPU 0, which may be another rank's, and take memory there.
         with torch.inference_mode(False), torch.cuda.device(device), torch.cuda.stream(stream):
             return torch.empty(shape, dtype=dtype, device=device)
 

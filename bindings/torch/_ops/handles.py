@@ -1,8 +1,8 @@
-"""From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
+"""From torch tensors to requests and back: the common part of all operations of `mpi_ops`.
 
-An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
-whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`loan`) where it
-has got a handle. How tensors on GPUs outlive that is described in `gpu`.
+An operation in flight borrows the memory of its tensors. This module keeps that memory until the operation is
+synchronized, whatever the caller does with the tensors: in a synchronous call by references to their storages, in an
+asynchronous one by loans (`loan`). `gpu` describes how memory on a GPU is kept after that.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from horovodlike.torch._ops.loan import Loan, address_of, give_back, keep, lend,
 from horovodlike.torch._ops.tensor import BYTES_OF, DTYPES, check, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
-# Of an alltoall: pairs of tensors.
+# The result of an alltoall has pairs of tensors.
 Result = torch.Tensor | tuple[torch.Tensor, ...] | tuple[tuple[torch.Tensor, torch.Tensor], ...] | None
 
-# Building a request costs several microseconds, and a training loop uses the same names again and again. So the calls
-# used last are kept (by `mpi_ops`, which makes them), and each keeps requests for the tensors it was made with.
+# Building a request costs several microseconds, and a training loop uses the same names again and again. So `calls`
+# keeps the calls used last, and each call keeps requests for the dtypes and shapes that it was used with.
 CALLS_KEPT = 2048
 REQUESTS_KEPT_PER_CALL = 4
 
@@ -51,7 +51,7 @@ next_number = _unnamed.next
 
 @dataclass(eq=False)
 class Call:
-    """The arguments of an operation, apart from its tensors. The same on all ranks."""
+    """The arguments of an operation, apart from its tensors; equal on all ranks."""
 
     kind: Kind
     name: str
@@ -60,20 +60,20 @@ class Call:
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: int = 0  # its id
-    follows: bool = False  # the operations in flight under its name
+    follows: bool = False  # see `Request`
     # By device, dtype and shape of each tensor, and the request's arguments.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
 
 class _InFlight(NamedTuple):
-    borrowed: Sequence[object]  # the tensors, and what keeps their memory
+    borrowed: Sequence[object]  # the tensors, and the objects that keep their memory
     finish: Callable[[list[Output]], Result]
     storages: Sequence[torch.UntypedStorage]
-    stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
+    stream: GpuStream | None = None  # the current one at the start; None: the tensors are on the CPU
     allocation: Allocation | None = None
 
 
-@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+@dataclass(slots=True)  # attributes are faster to read than a named tuple's
 class _Last:
     """The in-place allreduce that was last started under a name."""
 
@@ -85,16 +85,16 @@ class _Last:
 
 
 _in_flight: dict[int, _InFlight] = {}  # by handle
-# Tensors that an operation in place overwrites, not yet marked as changed for autograd.
+# Tensors that operations in place overwrite, not yet reported to autograd as changed.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _on_fast_path = fast_path.in_flight
 _lost: frozenset[int] = frozenset()  # handles of the previous job, not synchronized when this one began
-_abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles: what holds their memory
+_abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles, the objects that keep their memory
 
 
 def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
-    """Return the name that the ranks of a process set match an operation by.
+    """Return the name by which the ranks of a process set match an operation.
 
     Unnamed operations are counted, so every rank has to call them in the same order.
     """
@@ -107,7 +107,7 @@ def numbered(number: int) -> str:
 
 
 def _begin_anew(_: object) -> None:
-    """Release what was in flight in the previous job."""
+    """Release the operations that were in flight in the previous job."""
     global _lost
     _mark_overwritten()
     uncopied = list(_in_flight)
@@ -148,13 +148,13 @@ def start(
     """Enqueue an operation on tensors that are in memory, and return its handle.
 
     Args:
-        call: What to do.
-        inputs: All on one device.
-        outputs: Where the results go; empty where the engine or `allocation` finds memory for them.
-        borrowed: What to keep until the operation is complete, also a `Destinations`.
-        finish: Makes the result of what the engine has allocated.
-        arguments: Those of the request.
-        allocation: Finds memory for the outputs; on the CPU only a `Destinations` does.
+        call: The arguments of the operation.
+        inputs: The tensors to send or reduce, all on one device.
+        outputs: The tensors for the results; empty if the engine or `allocation` finds memory for them.
+        borrowed: Objects to keep until the operation is complete, also a `Destinations`.
+        finish: Makes the result from the outputs that the engine has allocated.
+        arguments: The `arguments` of the request.
+        allocation: Finds memory for the outputs; on the CPU it must be a `Destinations`.
     """
     on_gpu = bool(inputs) and gpu.is_on_gpu(inputs[0])
     key = (on_gpu, *(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
@@ -187,9 +187,9 @@ def start(
 
 
 def _place_on_gpu(destinations: Destinations, like: torch.Tensor, held: list[object]) -> Allocation:
-    """Return what finds the memory of outputs on the GPU of `like`, also of those that are lost for their sizes.
+    """Return an allocation on the GPU of `like`: an output's destination, or new memory if their sizes differ.
 
-    The other ranks send an output all the same, and the GPU has to put it somewhere: in memory that `held` keeps.
+    An output of unexpected size is lost, but the other ranks send it all the same. `held` keeps the memory for it.
     """
     allocate_on_gpu = gpu.allocator(like)
 
@@ -214,12 +214,12 @@ def _mark_overwritten() -> None:
 
 
 def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[torch.Tensor], list[Loan | None]]:
-    """Return tensors with the memory that the engine uses, and the loans of those that are no copies made here.
+    """Return tensors with the memory that the engine uses, and for each the loan, or None if there is none.
 
     Args:
-        tensors: They have been checked.
-        name: That of the operation.
-        waits: The caller waits at once, so it does nothing to the tensors meanwhile: none is lent.
+        tensors: Tensors that `check` has accepted.
+        name: The operation's name, for messages.
+        waits: True if the caller waits at once. Then it does nothing to the tensors meanwhile, and none is lent.
     """
     works = [in_memory(tensor) for tensor in tensors]
     if waits:
@@ -235,10 +235,10 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, wa
     `synchronize`.
 
     Args:
-        call: What to do.
-        tensors: All on one device.
-        single: The result is the tensor, not a tuple.
-        waits: The caller waits at once, and does nothing to the tensors meanwhile.
+        call: The arguments of the operation.
+        tensors: The tensors, all on one device.
+        single: True if the result is the tensor, not a tuple.
+        waits: True if the caller waits at once, and does nothing to the tensors meanwhile.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -262,14 +262,14 @@ def start_again_in_place(
 ) -> int:
     """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
-    Returns 0, having done nothing, where there is no fast path.
+    Returns 0, without any effect, if there is no fast path.
 
     Args:
-        name: As the caller gave it, as `op`, `arguments` and `tensor`: what has not been checked is not remembered.
-        op: The same object as last: True and torch's SUM are equal to integers that mean something else.
-        arguments: All others.
-        tensor: What to reduce.
-        waits: As of `start_in_place`.
+        name: As the caller gave it, like `op`, `arguments` and `tensor`; only checked arguments are remembered.
+        op: Must be the same object as last: True and torch's SUM are equal to integers that mean something else.
+        arguments: All other arguments.
+        tensor: The tensor to reduce.
+        waits: See `start_in_place`.
     """
     last = _last.get(name) if type(name) is str else None
     if last is None or last.op is not op or last.arguments != arguments:
@@ -284,13 +284,13 @@ def start_again_in_place(
 
 
 def start_on_fast_path(path: FastPath, tensor: torch.Tensor, waits: bool) -> int:
-    """Enqueue an allreduce in place for which there is a fast path; 0, having done nothing, if that does not fit.
+    """Enqueue an allreduce in place on a fast path. Returns 0, without any effect, if the tensor does not fit.
 
-    `waits`: as of `start_in_place`, and as the fast path is meant.
+    `waits`: see `start_in_place`; True for a synchronous fast path, False for an asynchronous one.
     """
     if waits:
         ops.hand_over()
-    # The handle, which a signal handler that raises before it is noted must not lose, and what keeps its memory.
+    # The call writes the handle and the storage here, so that a signal handler that raises does not lose them.
     kept: list[Any] = [0, None]
     try:
         handle = path.enqueue(tensor, kept)
@@ -309,7 +309,7 @@ def start_on_fast_path(path: FastPath, tensor: torch.Tensor, waits: bool) -> int
 def start_in_place_and_remember(
     name: str | None, op: int | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor, waits: bool
 ) -> int:
-    """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
+    """Enqueue an allreduce of one tensor in place, and remember it for `start_again_in_place`."""
     handle = start_in_place(call, [tensor], single=True, waits=waits)
     dtype, shape = tensor.dtype, tensor.shape  # read once: another thread may resize the tensor
     request = call.requests.get((False, dtype, shape))
@@ -324,7 +324,7 @@ def start_in_place_and_remember(
 def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
     """Enqueue an operation whose result has the shapes of the tensors but memory of its own; return its handle.
 
-    `waits`: as of `start_in_place`.
+    `waits`: see `start_in_place`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -334,7 +334,7 @@ def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool, wait
 def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
     """Enqueue an operation whose result is this rank's share of the rows of the tensors; return its handle.
 
-    `waits`: as of `start_in_place`.
+    `waits`: see `start_in_place`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -363,13 +363,13 @@ def _start_with_outputs(
 def synchronize(handle: int) -> Result:
     """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
 
-    Results on a GPU may not be there yet: the current stream waits for them, the host does not. So they can be used as
-    those of any operation on the GPU.
+    Results on a GPU may not be complete yet: the current stream waits for them, the host does not. So they can be used
+    like results of any operation on the GPU.
 
     Raises:
         HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
-            another one has begun since.
-        TypeError: It is no handle.
+            a new job has begun since.
+        TypeError: `handle` is not an integer.
         ValueError: The operation cannot be carried out with these arguments.
     """
     if _overwritten:
@@ -384,7 +384,7 @@ def synchronize(handle: int) -> Result:
             _on_fast_path.pop(handle, None)
             return tensor
         return fast_path.wait(handle, on_fast_path, status)
-    operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
+    operation = _in_flight.get(handle)  # held here before the pop: a signal handler may raise
     if operation is None:
         if handle in _lost:
             raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
@@ -402,7 +402,7 @@ def synchronize(handle: int) -> Result:
 
 
 def _kept(operation: _InFlight) -> _InFlight:
-    """Keep the memory of an operation for which its caller has stopped waiting."""
+    """Return an operation that keeps its memory, though its caller has stopped waiting."""
     return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
 
 
@@ -419,10 +419,10 @@ def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) ->
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return at once. On a GPU the result may not be there yet: see there.
+    """Return whether `synchronize` would return at once. On a GPU the result may not be complete even then.
 
     Raises:
-        TypeError: It is no handle.
+        TypeError: `handle` is not an integer.
         ValueError: The handle is unknown, or was synchronized before.
     """
     if _overwritten:
@@ -448,7 +448,7 @@ def give_up(handle: int) -> None:
 
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
-    """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
+    """After an error, keep the memory of operations alive for as long as one of them uses it."""
     operations = [_in_flight[handle] for handle in handles if handle in _in_flight]
     held = _abandoned.setdefault(tuple(handles), [])
     held += [*borrowed, *operations, *keep(borrowed), *map(_kept, operations)]
@@ -460,4 +460,4 @@ def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
 
 
 def _are_over(handles: Iterable[int]) -> bool:
-    return all([ops.forget(handle) for handle in handles])  # all of them: a list
+    return all([ops.forget(handle) for handle in handles])  # a list, so that `forget` is called for all

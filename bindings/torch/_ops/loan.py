@@ -1,18 +1,18 @@
-"""Loans: the memory of tensors in the hands of the engine, which stays where it is whatever Python does meanwhile.
+"""Loans, which keep the memory of tensors that the engine uses in place, whatever Python does meanwhile.
 
 A reference to a tensor does not keep its memory: `set_`, an assignment to `.data` and `Module.to` give the tensor
 another storage, `resize_` and `share_memory_` give its storage other memory. So a loan holds a copy-on-write clone of
 the tensor (`torch._lazy_clone`), which costs a fraction of a microsecond and copies nothing. If the tensor, or another
-view of its storage, is written to while the engine has its memory, torch moves that storage to a copy of its own, and
-the engine's memory stays with the clone: whatever is done to the tensor, also through `.data`, whose version counter is
-its own, the engine neither sees nor is disturbed by it, and the address identifies it.
+view of its storage, is written to while the engine uses the memory, torch moves that storage to a copy, and the clone
+keeps the memory. So no change of the tensor affects the engine, not even one through `.data`, which has a version
+counter of its own; and the new address of the storage shows that there was a change (`has_moved`).
 
 Where torch makes no such clone:
 
-* on a GPU an alias keeps the storage, which all but `resize_` leave the memory;
-* so it does for shared memory, which torch neither resizes nor moves;
-* what remains is copied: memory whose address others may hold, so that a clone must not take it over (NumPy's, and
-  torch's after `Tensor.numpy()`), memory of other allocators, and all with torch before 2.3.
+* on a GPU an alias keeps the storage: only `resize_` gives that other memory;
+* an alias keeps shared memory, too: torch neither resizes nor moves it;
+* all other memory is copied: memory whose address other code may hold, so that a clone must not take it over (NumPy's,
+  and torch's after `Tensor.numpy()`), memory of other allocators, and all memory with torch before 2.3.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from horovodlike.torch._ops import gpu
 from horovodlike.torch._ops.tensor import fits_its_storage
 
 _lazy_clone: Callable[[torch.Tensor], torch.Tensor] | None = getattr(torch, "_lazy_clone", None)
-# The address of a tensor's storage. To ask for it otherwise moves a storage with clones to a copy.
+# The address of a tensor's storage. To read it by data_ptr() would move a storage that has clones to a copy.
 _storage_address: Callable[[torch.Tensor], int] = getattr(
     torch._C, "_data_address", lambda tensor: tensor.untyped_storage().data_ptr()
 )
-_cloning = threading.RLock()  # torch lets the interpreter's lock go, and two first clones of one storage would collide
+_cloning = threading.RLock()  # torch releases the interpreter's lock: two first clones of a storage would collide
 
 os.register_at_fork(before=_cloning.acquire, after_in_parent=_cloning.release, after_in_child=_cloning.release)
 
 _REMEDY = "Call synchronize() before you change a tensor that was given to an asynchronous operation"
 
-# The tensor, the tensor by which the engine knows its memory, the address of the storage of that, and the name of the
-# operation: a plain tuple, since it takes a tenth of the time of a class.
+# The tensor; the clone, alias or copy whose memory the engine uses; the address of that one's storage, or _COPIED; the
+# operation's name. A plain tuple, since it takes a tenth of the time of a class.
 Loan: TypeAlias = tuple[torch.Tensor, torch.Tensor, int, str]
-_COPIED = 0  # in place of the address of the storage: the engine has a copy
+_COPIED = 0  # in place of the address of the storage: the engine uses a copy
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of the tensor's first element, also if it is lent, and without moving it."""
+    """Return the address of the tensor's first element. A tensor that is lent keeps its memory."""
     return _storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def lend(tensor: torch.Tensor, name: str) -> Loan:
-    """Keep the memory of a tensor that lies in memory without gaps, or copy it where that cannot be kept.
+    """Return the loan of a tensor without gaps. It is copied if its memory cannot be kept.
 
     Args:
         tensor: On the CPU or a GPU.
-        name: That of the operation, for messages.
+        name: The operation's name, for messages.
     """
     storage = tensor.untyped_storage()
     # torch has no annotations of `is_shared`.
@@ -68,7 +68,7 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Clone a tensor lazily; None where torch cannot."""
+    """Return a lazy clone of a tensor; None if torch cannot make one."""
     if _lazy_clone is None or not tensor.untyped_storage().resizable():
         return None
     try:
@@ -84,10 +84,10 @@ def has_moved(loan: Loan) -> bool:
 
 
 def give_back(loan: Loan) -> None:
-    """Put what the engine has made into the tensor, if the engine had a copy or the tensor has other memory by now.
+    """Copy the engine's result to the tensor, if the engine used a copy or the tensor has other memory by now.
 
     Raises:
-        ValueError: It has another shape, too: there is no place for the result.
+        ValueError: The tensor has no place for the result, since it was resized; or the lent memory was moved.
     """
     if loan[2] != _storage_address(loan[0]):
         _make_writable(loan[0])
@@ -112,19 +112,19 @@ def _result(loan: Loan) -> torch.Tensor:
 
 
 def keep(held: Iterable[object]) -> list[object]:
-    """Keep the memory of the tensors among objects from now on, of operations that will not be waited for."""
+    """Return references that keep the memory of the tensors in `held`, for operations that are not waited for."""
     tensors = [one for one in held if isinstance(one, torch.Tensor) and one.layout is torch.strided]
     return [one for tensor in tensors for one in (_clone(tensor), tensor.untyped_storage())]
 
 
 def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
-    """Copy a result to the tensor that it is for.
+    """Copy a result to its tensor.
 
     Raises:
-        ValueError: The tensor has had another shape when it was handed over, or its storage has become too small.
+        ValueError: The tensor had another shape when it was handed over, or its storage has become too small.
     """
     shape = result.shape
-    place = tensor.detach()  # it keeps the storage, whatever another thread gives the tensor meanwhile
+    place = tensor.detach()  # it keeps the storage, even if another thread gives the tensor another one
     if place.shape != shape or not fits_its_storage(place):
         raise ValueError(
             f"{name}: its tensor had the shape {tuple(shape)} when it was handed over, and was resized before its "

@@ -1,10 +1,10 @@
-/* The module horovodlike.torch._ops.native_calls: tensors to the engine, and results back, in one call each.
+/* The module horovodlike.torch._ops.native_calls passes tensors to the engine, and results back, in one call each.
  *
- * PyTorch's own C functions give a tensor's memory. From the address to the copy the interpreter's lock is held, so no
- * other thread enters a function that moves the memory; one that runs inside such a function at that moment may
- * (docs/developers/design.md). The same questions asked in Python take some ten calls, longer than the engine's part of
- * a small operation. The engine is called with the lock held, too (docs/developers/threads.md). native_calls.pyi
- * documents the functions. */
+ * PyTorch's own C functions give a tensor's memory. The interpreter's lock is held from the reading of the address to
+ * the copy, so no other thread enters a function that moves the memory; a thread that is inside such a function already
+ * may still move it (docs/developers/design.md). The same checks in Python take some ten calls, longer than the
+ * engine's part of a small operation. The engine is called with the lock held, too (docs/developers/threads.md).
+ * native_calls.pyi documents the functions. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -42,14 +42,14 @@ typedef struct dlpack_exchange_api {
   void (*unused_stream)(void);
 } dlpack_exchange_api;
 
-/* What use_torch() has found; `describe` is null before that. */
+/* PyTorch's types and functions, set by use_torch(); `describe` is null before that. */
 static struct {
   int (*describe)(void*, dlpack_tensor*);
   PyTypeObject *tensor, *parameter;
   PyCFunction is_neg, untyped_storage, nbytes, data_ptr, is_mode_enabled;
 } torch;
 
-/* The C function of a built-in method or function of no arguments; null if it is none. */
+/* Returns the C function of a built-in function without arguments; null with an error set for any other object. */
 static PyCFunction without_arguments(PyObject* function) {
   if (!PyObject_TypeCheck(function, &PyCFunction_Type) || PyCFunction_GetFlags(function) != METH_NOARGS) {
     PyErr_SetString(PyExc_TypeError, "not a built-in function without arguments");
@@ -85,13 +85,13 @@ static PyObject* use_torch(PyObject* module, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-/* Waiting, a thread lets Python run its signal handlers this often. */
+/* The limit of one wait. After it Python can run its signal handlers. */
 static const double WAIT_SECONDS = 1.0;
 
-/* The tensors that a request describes, on the CPU. */
+/* A description of the tensors on the CPU that fit a request. */
 typedef struct {
   hvl_prepared* prepared;
-  PyObject* request; /* which keeps `prepared` */
+  PyObject* request; /* keeps `prepared` alive */
   dlpack_dtype dtype;
   int64_t num_bytes;
   int32_t ndim;
@@ -108,28 +108,28 @@ static void release(PyObject* capsule) {
   free(self);
 }
 
-/* Takes over the reference. -1: it is no number, and an error is set. */
+/* Converts an integer and drops its reference. Returns -1 with an error set if the object is no integer, or null. */
 static int64_t number(PyObject* object) {
   const int64_t value = object != NULL ? PyLong_AsLongLong(object) : -1;
   Py_XDECREF(object);
   return value;
 }
 
-/* Takes over the reference. An error counts as yes. */
+/* Returns 0 for False and 1 for all else, an error (null) included. Drops the reference. */
 static int is_true(PyObject* object) {
   const int is = object != Py_False;
   Py_XDECREF(object);
   return is;
 }
 
-/* Whether no code in Python runs when the tensor is asked: subclasses may have methods of their own. */
+/* Returns 1 if PyTorch's functions run no Python code for this tensor, as they may for a subclass or in a mode. */
 static int is_plain(PyObject* tensor) {
   const PyTypeObject* type = Py_TYPE(tensor);
   return torch.describe != NULL && (type == torch.tensor || type == torch.parameter) &&
          !is_true(torch.is_mode_enabled(NULL, NULL));
 }
 
-/* Whether a tensor is on the CPU, of this dtype and shape, and its elements lie where they are expected. */
+/* Returns 1 if a tensor is on the CPU and has the dtype, shape and strides of the context. */
 static int fits(const context* self, const dlpack_tensor* tensor) {
   if (tensor->device_type != DLPACK_CPU || tensor->ndim != self->ndim ||
       memcmp(&tensor->dtype, &self->dtype, sizeof tensor->dtype) != 0) {
@@ -142,13 +142,13 @@ static int fits(const context* self, const dlpack_tensor* tensor) {
   return 1;
 }
 
-/* The memory of a tensor; null if the tensor does not fit, or reaches beyond its storage, which PyTorch lets become
- * smaller than its tensors. The call of data_ptr() gives a storage that shares its memory with a lazy clone its own.
- * `*storage` is a new reference, or null: it keeps the memory when another thread, in a function of PyTorch without the
- * interpreter's lock, gives the tensor another storage. */
+/* Returns the memory of a tensor; null if the tensor does not fit the context, or reaches beyond its storage, which
+ * PyTorch allows to be smaller than its tensors. data_ptr() moves a storage that shares memory with a lazy clone to
+ * memory of its own. `*storage` becomes a new reference, or null. It keeps the memory if another thread, in a function
+ * of PyTorch that has released the interpreter's lock, gives the tensor another storage. */
 static char* memory_of(const context* self, PyObject* tensor, PyObject** storage) {
   *storage = NULL;
-  /* is_neg() lets the interpreter's lock go: it comes before the address is read, and nothing after it does so. */
+  /* is_neg() releases the interpreter's lock, so it comes before the address is read. No later call releases it. */
   if (!is_plain(tensor) || is_true(torch.is_neg(tensor, NULL))) return NULL;
   *storage = torch.untyped_storage(tensor, NULL);
   if (*storage == NULL) return NULL;
@@ -163,15 +163,15 @@ static char* memory_of(const context* self, PyObject* tensor, PyObject** storage
   return is_within ? (char*)(uintptr_t)address : NULL;
 }
 
-/* The arguments of the functions that enqueue: a tensor, and the list that gets the handle and the storage. */
+/* Returns the second argument of an enqueue function, the list for handle and storage; null with an error set. */
 static PyObject* list_of(PyObject* const* arguments, Py_ssize_t count) {
   if (count == 2 && PyList_Check(arguments[1]) && PyList_Size(arguments[1]) == 2) return arguments[1];
   PyErr_SetString(PyExc_TypeError, "expected a tensor and a list of two");
   return NULL;
 }
 
-/* Notes a handle, with what keeps its memory. An enqueue that is refused has no effect, and is noted as 0: the caller
- * has another way, which says what is wrong. */
+/* Writes a handle to the list, and returns it. A refused enqueue has no effect, and its handle is 0: the caller then
+ * takes the slow path, which raises the error. Leaks the storage if the handle is lost for lack of memory. */
 static PyObject* note(PyObject* list, int64_t handle) {
   PyErr_Clear();
   PyObject* number = PyLong_FromLongLong(handle > 0 ? handle : 0);
@@ -205,7 +205,7 @@ static PyObject* enqueue_and_wait(PyObject* capsule, PyObject* const* arguments,
   return number;
 }
 
-/* 0, or -1 with an error set. */
+/* Reads the handle from the arguments of a take function. Returns 0, or -1 with an error set. */
 static int parse(PyObject* const* arguments, Py_ssize_t count, int64_t* handle) {
   *handle = count == 2 ? PyLong_AsLongLong(arguments[0]) : 0;
   if (count != 2) PyErr_SetString(PyExc_TypeError, "expected a handle and a tensor");
@@ -260,7 +260,7 @@ static PyObject* make_context(PyObject* module, PyObject* arguments) {
   self->ndim = (int32_t)ndim;
   for (Py_ssize_t d = 0; d < ndim; ++d) {
     self->layout[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
-    self->layout[ndim + d] = PyLong_AsLongLong(PyTuple_GetItem(strides, d)); /* an error if there are fewer */
+    self->layout[ndim + d] = PyLong_AsLongLong(PyTuple_GetItem(strides, d)); /* sets an error if there are fewer */
     self->num_bytes *= self->layout[d];
   }
   PyObject* capsule = PyErr_Occurred() ? NULL : PyCapsule_New(self, CONTEXT, release);
@@ -297,7 +297,7 @@ static PyObject* memory(PyObject* module, PyObject* arguments) {
     if (storage != NULL) PyList_SetItem(storages, index, storage);
     if (address != NULL) PyList_SetItem(addresses, index, address);
   }
-  PyErr_Clear(); /* the caller has another way, which says what is wrong */
+  PyErr_Clear(); /* the caller then takes the slow path, which raises the error */
   PyObject* both = fit ? PyTuple_Pack(2, addresses, storages) : Py_NewRef(Py_None);
   Py_XDECREF(addresses);
   Py_XDECREF(storages);

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors: what the ranks have is gathered, and belongs together."""
+"""Sums of sparse tensors, by an allgather of the positions and values of all ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from horovodlike.torch._ops.variable_size import start_allgather
 
 
 class SparseGathering:
-    """A sparse tensor of each rank under way to all others.
+    """An allgather in flight of a sparse tensor from each rank.
 
     Args:
-        name: What the ranks match it by, whole.
-        tensor: In coordinate format, with as many sparse dimensions on all ranks; not coalesced, or coalesced.
-        compression: What to send instead of the values.
+        name: The full name by which the ranks match the operation.
+        tensor: In coordinate format, coalesced or not, with the same number of sparse dimensions on all ranks.
+        compression: Compresses the values that are sent.
         process_set: The ranks that take part.
     """
 
     def __init__(self, name: str, tensor: torch.Tensor, compression: type[Compressor], process_set: ProcessSet) -> None:
-        """Start it."""
+        """Start the allgather."""
         set_id = registered_id(process_set)
         self.num_ranks = len(members(set_id))
         self._name = name
@@ -46,8 +46,8 @@ class SparseGathering:
 
         Raises:
             HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-            ValueError: The result has been returned before.
-            RuntimeError: Another rank's tensor has elements outside this one's shape.
+            ValueError: The result was returned before, or was an error.
+            RuntimeError: Another rank's tensor has elements outside the shape of this rank's tensor.
         """
         gathered: Any = synchronize(self.handle)
         if gathered is None:
@@ -56,12 +56,12 @@ class SparseGathering:
         values = self._compression.decompress(values, self._ctx)
         if factor != 1.0:
             values = values * factor
-        # Ranks may have different shapes: positions outside would be written to.
+        # Ranks may have different shapes: unchecked, positions outside this shape would be written to.
         return torch.sparse_coo_tensor(positions.t(), values, self._shape, device=self._device, check_invariants=True)
 
 
 def empty_sparse_like(tensor: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """Return a sparse tensor of that shape and dtype without any element."""
+    """Return a sparse tensor with the shape and dtype of `tensor`, without any element."""
     positions = torch.empty((sparse_dim, 0), dtype=torch.int64, device=tensor.device)
     values = torch.empty((0, *tensor.shape[sparse_dim:]), dtype=tensor.dtype, device=tensor.device)
     return torch.sparse_coo_tensor(positions, values, tensor.shape, check_invariants=False)
@@ -73,16 +73,16 @@ def sparse_allreduce_async(
     """Start to add up sparse tensors, and return a function that waits for the sum and returns it.
 
     Args:
-        tensor: In coordinate format, with the same shape and as many sparse dimensions on all ranks.
-        name: What the ranks match the operation by; counted if None.
+        tensor: In coordinate format, with the same shape and number of sparse dimensions on all ranks.
+        name: The name by which the ranks match the operation; if None, a counter supplies one.
         op: Average, which divides by the number of ranks of the process set, or Sum.
         process_set: The ranks that take part.
 
     Returns:
-        To be called once. The sum is sparse and not coalesced.
+        A function to be called once. The sum that it returns is sparse and not coalesced.
 
     Raises:
-        TypeError: An argument is of another type.
+        TypeError: An argument has the wrong type.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     check_name(name, "sparse_allreduce_async")

@@ -1,7 +1,7 @@
 """Torch tensors as the engine sees them: an address, a dtype and a shape of at most eight dimensions.
 
-Their elements lie in memory without gaps, and most often row by row. Those of gradients may also lie there channels
-last, as torch makes them for parameters that do.
+Their elements lie in memory without gaps, and most often row by row. Gradients may also be channels-last, as torch
+makes them for parameters in that memory format.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch.autograd.graph import increment_version
 from horovodlike._engine.ops import DType, MemoryFormat, Output
 from horovodlike.torch._ops import gpu
 
-# From torch 2.7 on increment_version takes many tensors, and those of inference mode.
+# From torch 2.7 on, increment_version takes several tensors, also inference tensors.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 
-# PyTorch has the engine's names. Of uint16 it knows little more than the name.
+# PyTorch's dtypes have the engine's names. PyTorch supports little more than the name of uint16.
 DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, each.name): each for each in DType if hasattr(torch, each.name) and each.name != "uint16"
 }
-BYTES_OF = {known: dtype.itemsize for dtype, known in DTYPES.items()}  # an element of the engine's dtype
+BYTES_OF = {known: dtype.itemsize for dtype, known in DTYPES.items()}  # the size of an element, by the engine's dtype
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 def check(tensor: torch.Tensor, name: str) -> None:
-    """Refuse what the engine cannot reduce or send, before any rank waits for it.
+    """Refuse a tensor that the engine cannot reduce or send, before any rank waits for it.
 
     Raises:
         ValueError: The dtype, layout or device is not supported, or the tensor is larger than its storage; the message
-            names it and the tensor.
-        TypeError: It is no tensor.
+            says which of these, and names the tensor.
+        TypeError: `tensor` is not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
@@ -49,7 +49,7 @@ def check(tensor: torch.Tensor, name: str) -> None:
 
 
 def fits_its_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
+    """Return whether a tensor's storage is large enough for it: torch allows a storage to shrink, without a check."""
     count = tensor.numel()
     if count == 0:
         return True
@@ -61,7 +61,7 @@ def fits_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bool:
-    """Return whether storages are large enough for so many bytes from where their tensors begin. Quick for many."""
+    """Return whether each storage has `num_bytes` from the beginning of its tensor on. Fast for many tensors."""
     sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
     offsets = list(map(torch.Tensor.storage_offset, tensors))
     if any(offsets):
@@ -70,7 +70,7 @@ def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bo
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's channels are last in memory, without gaps. Not if that is row by row as well."""
+    """Return whether the tensor is channels-last without gaps, and not row-major at the same time."""
     how = CHANNELS_LAST.get(tensor.dim())
     return how is not None and tensor.is_contiguous(memory_format=how) and not tensor.is_contiguous()
 
@@ -86,7 +86,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if `is_in_memory`, else a copy of which that is true: of a GPU's tensor on the GPU."""
+    """Return the tensor itself if `is_in_memory`, else a copy that is: on the GPU for a tensor on a GPU."""
     if is_in_memory(tensor):
         return tensor
     detached = tensor.detach()
@@ -94,9 +94,9 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, MemoryFormat]:
-    """Return the tensor, or a copy of it, in the order of another one of its shape if the engine knows that; and which.
+    """Return the tensor or a copy, channels-last if `like` is and has the same shape, else row-major; and the format.
 
-    The order is not the tensor's own, since ranks with the same model may have gradients in different ones.
+    The tensor's own format does not matter, since ranks with the same model may have gradients in different formats.
     """
     if tensor.shape != like.shape or not _is_channels_last(like):
         return in_memory(tensor), MemoryFormat.ROW_MAJOR
@@ -106,7 +106,7 @@ def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tens
 
 
 def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:
-    """Wrap memory that the engine allocated for an allgather of `like`, without a copy; the tensor keeps it alive."""
+    """Return an engine output as a tensor with rows like those of `like`. On the CPU it keeps that memory, uncopied."""
     shape = (output.shape[0], *like.shape[1:])
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
@@ -114,10 +114,10 @@ def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:
 
 
 def mark_overwritten(tensors: Sequence[torch.Tensor]) -> None:
-    """Make autograd refuse to use tensors that it has saved for the backward pass and that have been overwritten."""
+    """Tell autograd that tensors were overwritten: a backward pass for which one of them was saved then raises."""
     if _VERSIONS_OF_MANY:
         increment_version(tensors)
         return
     for tensor in tensors:
-        if not tensor.is_inference():  # autograd does not save those
+        if not tensor.is_inference():  # autograd saves no inference tensors
             increment_version(tensor)

@@ -1,4 +1,4 @@
-"""Operations whose results have sizes that the ranks find out together: allgather and alltoall."""
+"""Operations whose result sizes depend on the tensors of all ranks: allgather and alltoall."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SPLITS = torch.empty(0, dtype=torch.int32, device="cpu")
 
 
 def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
-    """Enqueue an allgather, for whose results memory is found when the ranks know their sizes; return its handle.
+    """Enqueue an allgather and return its handle. The results get memory when the ranks know their sizes.
 
-    `waits`: as of `start_in_place`.
+    `waits`: see `start_in_place`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -33,10 +33,10 @@ def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool, w
 def start_alltoall(
     call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Sequence[int]], single: bool, waits: bool = False
 ) -> int:
-    """Enqueue an alltoall of so many rows of each tensor for each member of the process set; return its handle.
+    """Enqueue an alltoall and return its handle; `splits`: the rows of each tensor for each member of the process set.
 
-    The result is, of each tensor, the rows received and how many came from each member (int32, on the CPU).
-    `waits`: as of `start_in_place`.
+    The result is, for each tensor, the rows received and the number from each member (int32, on the CPU).
+    `waits`: see `start_in_place`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -59,9 +59,9 @@ def _start_varying(
     waits: bool,
     arguments: Sequence[int] = (),
 ) -> int:
-    """Enqueue an operation whose results are like `likes`, but for the rows, which the ranks find out together."""
+    """Enqueue an operation whose results are like `likes`, except for their rows, which depend on all ranks."""
     inputs, loans = lent(tensors, call.name, waits)
-    if not waits:  # the caller may change its tensors
+    if not waits:  # the caller may resize its tensors meanwhile
         likes = [like if like is _SPLITS else like.new_empty((0, *like.shape[1:])) for like in likes]
     if inputs and gpu.is_on_gpu(inputs[0]):
         return _start_varying_on_gpu(call, inputs, loans, likes, arrange, arguments)

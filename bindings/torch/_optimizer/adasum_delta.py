@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class AdasumDeltaReduction:
-    """Makes the step of each rank's optimizer a common one, by Adasum of the changes of the parameters."""
+    """Combines the parameter changes that the ranks' own optimizer steps make, by Adasum."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, options: ReductionOptions) -> None:
-        """Reduce, in each step, the parameters that the optimizer has then and that require a gradient.
+        """Reduce, in each step, the changes of the optimizer's parameters that then require a gradient.
 
         Raises:
             ValueError: An option has no meaning with Adasum.
@@ -30,7 +30,7 @@ class AdasumDeltaReduction:
         self._options = options
 
     def step(self, own_step: Callable[[], T]) -> T:
-        """Do the rank's own step, and replace its changes by their sum over the ranks. All ranks have to call this.
+        """Do the rank's own step, and replace its changes by their Adasum over the ranks. All ranks have to call this.
 
         Raises:
             HorovodInternalError: The reduction failed. Then the parameters are as before the step.

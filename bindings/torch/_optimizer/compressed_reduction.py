@@ -1,4 +1,4 @@
-"""Reducing the gradients of one optimizer by a `GradientReducer`: all together, at the end of the step."""
+"""Reduction of one optimizer's gradients by a `GradientReducer`: all together, at the end of the step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CompressedReduction(Reduction):
         self._announce_if_complete()
 
     def _wait(self) -> None:
-        # By now all ranks have the same gradients: those that a rank lacked are zeros.
+        # By now all ranks have gradients for the same parameters: a gradient that a rank lacked is zeros.
         states = sorted((state for state in self.states if state.grad is not None), key=lambda state: state.index)
         gradients = [(each.name.removeprefix("allreduce."), each.dense) for each in states if each.dense is not None]
         if not gradients:
@@ -72,10 +72,10 @@ class CompressedReduction(Reduction):
 
 
 class _CountedCollectives:
-    """The collectives of one step."""
+    """The collectives of one step, with a count of the bytes that this rank sends."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        """Start counting at 0; `name` begins the names of all operations, and no other optimizer has it."""
+        """Start counting at 0. `name` is the prefix of all operation names, which no other optimizer uses."""
         size = process_set.size()
         assert size is not None
         self.size = size

@@ -30,7 +30,7 @@ class CopiedOptions:
     """The options of a copy, without a reducer, and with the ranks of the process set in place of the set itself."""
 
     options: Options
-    ranks: list[int] | None  # None: all
+    ranks: list[int] | None  # None: all ranks
     reason: str | None  # why the copy can never reduce, in any job; None if it can
 
     @classmethod

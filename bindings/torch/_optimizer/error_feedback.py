@@ -10,14 +10,14 @@ import torch
 
 from horovodlike.torch._optimizer.gradient_reducer import Collectives, GradientReducer, NamedGradients
 
-# By kind ("residuals" and others), then by the parameter's name. Tensors in a state are replaced, never changed.
+# Tensors by kind ("residuals" and others), then by parameter name. They are replaced, and never changed in place.
 State = dict[str, dict[str, torch.Tensor]]
 
 
 class ErrorFeedbackReducer(GradientReducer):
-    """A reducer that remembers, for each parameter, what it has not sent yet: the residual, of float32 or wider.
+    """A reducer that keeps, for each parameter, the sum of values not sent yet: the residual, in float32 or wider.
 
-    Residuals take as much memory as the model. Gradients for which compression does not pay, and all gradients of the
+    Residuals take as much memory as the model. Gradients that are not worth compressing, and all gradients of the
     first `start_step` steps, are averaged as they are. If any result is not finite, a gradient scaler skips the step;
     then residuals stay as they were.
 
@@ -35,11 +35,11 @@ class ErrorFeedbackReducer(GradientReducer):
 
     @abstractmethod
     def _pays(self, gradient: torch.Tensor) -> bool:
-        """Return whether compression sends less than the gradient itself: the same answer on all ranks."""
+        """Return whether a gradient is worth compressing; the answer must be the same on all ranks."""
 
     @abstractmethod
     def _reduce_compressed(self, gradients: NamedGradients, ranks: Collectives) -> State:
-        """Replace the gradients as `reduce` does; return the new state, which is dropped if they are not finite."""
+        """Replace the gradients as `reduce` does; return the new state, dropped if a result is not finite."""
 
     def reduce(self, gradients: NamedGradients, ranks: Collectives) -> None:
         """Replace each gradient by an approximation of its average over the ranks."""
@@ -76,13 +76,13 @@ class ErrorFeedbackReducer(GradientReducer):
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, and the tensors of each kind by the parameter's name.
 
-        "residuals" are each rank's own; the rest is equal on all ranks. Where only rank 0 saves, set
-        `state["residuals"] = {}`: then only the values that were not sent yet are lost.
+        "residuals" differ between ranks; the rest is equal on all ranks. If only rank 0 saves a checkpoint, set
+        `state["residuals"] = {}` in it: then only the values that were not sent yet are lost.
         """
         return {"steps": self._steps, **{kind: dict(entries) for kind, entries in self._state.items()}}
 
     def shared_state_dict(self) -> dict[str, Any]:
-        """Return `state_dict` without the residuals, which are each rank's own."""
+        """Return `state_dict` without the residuals, which differ between ranks."""
         return {kind: entries for kind, entries in self.state_dict().items() if kind != "residuals"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -102,12 +102,12 @@ class ErrorFeedbackReducer(GradientReducer):
 
 
 def computing_dtype(gradient: torch.Tensor) -> torch.dtype:
-    """Return float32 for narrower types, else the gradient's own: sums of many small residuals need the bits."""
+    """Return float32 for narrower types, else the gradient's own: sums of many small residuals need the precision."""
     return torch.promote_types(gradient.dtype, torch.float32)
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether no element is infinite or NaN, by sums: one pass without a temporary.
+    """Return whether all elements are finite, judged by the tensors' sums: one pass without a temporary tensor.
 
     A sum that overflows counts as not finite, too: no training survives gradients that large. The host waits once for
     each device and dtype, not for each tensor.

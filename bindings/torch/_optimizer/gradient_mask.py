@@ -15,12 +15,12 @@ from horovodlike.errors import MismatchError
 class GradientMask:
     """One byte for each parameter, on the CPU, reduced by Max in every step.
 
-    0: this rank has no gradient; 1: it has one; n > 1: it has a sparse one with n - 1 sparse dimensions.
+    0: this rank has no gradient; 1: a dense gradient; n > 1: a sparse gradient with n - 1 sparse dimensions.
     """
 
     def __init__(self) -> None:
         """Start without parameters."""
-        self.handle = 0  # of the reduction under way; 0: not announced in this step
+        self.handle = 0  # of the mask's reduction; 0: not announced in this step
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._request: Request | None = None
         self._is_full = False  # the bytes are all 1
@@ -33,7 +33,7 @@ class GradientMask:
         self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)
 
     def announce(self, absent: Iterable[int], sparse_dims: dict[int, int]) -> None:
-        """Tell the other ranks which gradients this one lacks, and which are sparse, by the parameters' numbers."""
+        """Start to reduce the mask, with the indices of gradients that this rank lacks, and of sparse ones."""
         if not self._is_full:
             self.bytes.fill_(1)
         self._is_full = True
@@ -48,7 +48,7 @@ class GradientMask:
             raise
 
     def wait(self) -> None:
-        """Wait until the bytes are those of all ranks.
+        """Wait until the mask is reduced over all ranks.
 
         Raises:
             MismatchError: The ranks have different numbers of parameters.

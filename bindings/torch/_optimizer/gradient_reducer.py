@@ -1,8 +1,8 @@
 """The interface of methods that reduce gradients by other means than one allreduce.
 
 A `Compressor` of `horovodlike.torch.compression` turns one tensor into one tensor that is summed over the ranks.
-A method that needs several rounds of communication, or gathers instead of summing, or remembers something from step to
-step, is a `GradientReducer`: an object that gets all gradients of a step together.
+A method that needs several rounds of communication, or gathers instead of summing, or keeps a state between steps, is a
+`GradientReducer`: an object that gets all gradients of a step together.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Collectives(Protocol):
     def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
         """Return, for each tensor, the tensors of all ranks, stacked by rank along a new first dimension.
 
-        One operation. Arguments and errors are those of `average`; tensors may be of integers, too.
+        This is one operation. Arguments and errors are those of `average`; integer tensors are allowed as well.
         """
 
 
 class GradientReducer(ABC):
     """A method that reduces all gradients of a step together; `compression=` takes an instance.
 
-    An instance belongs to one optimizer, since it may remember something of each parameter. It is used by the thread
+    An instance belongs to one optimizer, since it may keep a state for each parameter. It is used by the thread
     that calls `step()` or `synchronize()` of that optimizer, and by no other at the same time.
 
     Attributes:
         bytes_sent: The bytes that this rank has contributed to averages and gathers since the start. An average of n
             bytes costs each rank about 2n(size-1)/size bytes of traffic, a gather of n bytes from each rank n(size-1).
-        bytes_uncompressed: The bytes that it would have contributed if all gradients had been averaged as they were.
+        bytes_uncompressed: The value that `bytes_sent` would have if all gradients had been averaged as they were.
     """
 
     bytes_sent: int = 0
@@ -61,7 +61,7 @@ class GradientReducer(ABC):
     def reduce(self, gradients: NamedGradients, ranks: Collectives) -> None:
         """Replace each gradient, in place, by an approximation of its average over the ranks.
 
-        Called without gradient recording. Every rank must end with the same bits. If this raises, the step is lost.
+        Called without gradient recording. Every rank must get the same bits. If this raises, the step is abandoned.
 
         Args:
             gradients: Names of parameters and their gradients: dense, floating point, of any shape, stride and device.
@@ -71,7 +71,7 @@ class GradientReducer(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the reducer remembers from step to step, to be saved with a checkpoint of this rank."""
+        """Return the state that the reducer keeps between steps, to be saved with a checkpoint of this rank."""
         return {}
 
     def shared_state_dict(self) -> dict[str, Any]:

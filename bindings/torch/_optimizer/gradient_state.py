@@ -1,4 +1,4 @@
-"""The state of each parameter in a reduction of gradients, and of parameters that are reduced together."""
+"""The state of each parameter's gradient in a step, and of parameters whose gradients are reduced together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from horovodlike._engine.ops import GpuStream, MemoryFormat, Request, RequestLis
 from horovodlike.torch._ops import fast_path, gpu, native_calls
 from horovodlike.torch._ops.tensor import CHANNELS_LAST, check, have_memory
 
-# Lending a gradient takes about a microsecond, so smaller ones are handed over when the step waits for them.
+# Lending a gradient takes about a microsecond, so gradients below this size are handed over only when the step waits.
 SMALL_BYTES = 1 << 14
 
 
 class GradientState:
-    """One parameter: its request, and how far its gradient is in this step."""
+    """One parameter: its request, and the progress of its gradient in this step."""
 
     __slots__ = (
         "alike", "ctx", "dense", "dtype", "format", "grad", "group", "hands_over", "index", "is_last", "is_small",
@@ -36,7 +36,7 @@ class GradientState:
         self.passes = 0  # backward passes that have been counted
         self.alike = False  # the gradient is likely to be reduced in place, by the request of the previous step
         self.sparse = False  # the gradient was sparse when it was last seen
-        # The parameter's hook, and what the hook does.
+        # The parameter's hook, and whether it hands gradients over, besides noting its own.
         self.registration: RemovableHandle | None = None
         self.hands_over = False
         self.is_last = False  # the gradient is usually the last of a backward pass
@@ -44,14 +44,14 @@ class GradientState:
         self.notes_stream = False
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
-        self.seen: torch.Tensor | None = None  # the gradient, when it was found to be complete
+        self.seen: torch.Tensor | None = None  # the gradient as it was when it was counted as complete
         self.grad: torch.Tensor | None = None  # the gradient that has been handed over in this step
         # For a member of a group, or with a reducer: the dense gradient, and the tensor that is reduced in its place.
         self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
 
     def gradient(self) -> torch.Tensor | None:
-        """Return the gradient that the backward passes of this step made, even if another has replaced it since."""
+        """Return the gradient that this step's backward passes made, even if `param.grad` is another tensor by now."""
         return self.param.grad if self.seen is None else self.seen
 
     def has_moved(self) -> bool:
@@ -60,7 +60,7 @@ class GradientState:
         return grad is not None and gpu.is_on_gpu(grad) != self.notes_stream
 
     def is_part_of_a_storage(self) -> bool:
-        """Return whether the gradient shares its storage with something else, as in a flat buffer of all gradients."""
+        """Return whether the gradient is only a part of its storage, as in a flat buffer of all gradients."""
         grad = self.gradient()
         return grad is not None and grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
 
@@ -108,7 +108,7 @@ class GradientStateBatch:
         ]
 
     def memory(self, grads: list[torch.Tensor]) -> tuple[list[int], list[torch.UntypedStorage]] | None:
-        """Return the addresses of gradients and what keeps their memory; None if they do not fit the requests."""
+        """Return the gradients' addresses, and storages that keep the memory; None if they do not fit the requests."""
         memory = native_calls.memory(self._contexts, grads) if self._contexts else None
         if memory is None and self.fits(grads):
             memory = list(map(torch.Tensor.data_ptr, grads)), list(map(torch.Tensor.untyped_storage, grads))
@@ -131,7 +131,7 @@ class GradientStateBatch:
 
 
 def _contexts(states: list[GradientState]) -> list[object]:
-    """Describe the gradients for `native_calls`; empty where there is no fast path."""
+    """Return a description of each gradient for `native_calls`; an empty list where there is no fast path."""
     contexts = []
     for state in states:
         if state.request is None or state.dtype is None or state.shape is None:

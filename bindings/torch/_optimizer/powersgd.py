@@ -13,22 +13,22 @@ from horovodlike.torch._optimizer.gradient_reducer import Collectives, NamedGrad
 class PowerSGD(ErrorFeedbackReducer):
     """Approximates gradients by matrices of low rank, with error feedback.
 
-    A gradient of two or more dimensions is taken as an n x m matrix, n being its first dimension. M is its sum with
-    the residual, which earlier steps have left out. One power iteration, which begins where that of the previous step
-    ended, gives P = M Q, averaged and orthogonalised, and Q = M^T P, averaged: r(n+m) numbers are sent in place of nm,
-    in two allreduces for all gradients together. Every rank uses P Q^T, and keeps M - P Q^T as the residual. Gradients
-    for which that does not pay (vectors, small matrices) are averaged as they are, together.
+    A gradient of two or more dimensions is treated as an n x m matrix, n being its first dimension. M is this matrix
+    plus the residual, the part that earlier steps did not send. One power iteration, which starts with Q of the
+    previous step, gives P = M Q, averaged and orthogonalised, and a new Q = M^T P, averaged. This sends r(n+m) numbers
+    instead of nm, in two allreduces for all gradients together. Every rank uses P Q^T, and keeps M - P Q^T as the
+    residual. Gradients not worth compressing (vectors, small matrices) are averaged as they are, in one operation.
 
-    Gradients narrower than float32 are converted to float32, also for sending. Every rank computes P Q^T for itself,
-    from the same numbers: the bits are equal where all ranks have the same hardware and the same library versions.
+    Gradients narrower than float32 are converted to float32, also for sending. Every rank computes P Q^T itself, from
+    the same numbers: the bits are equal where all ranks have the same hardware and the same library versions.
 
     Source: Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", arXiv:1905.13727.
 
     Args:
-        rank: r, the rank of the approximation: 1, 2 and 4 are common. More is more exact, and sends more.
+        rank: r, the rank of the approximation: 1, 2 and 4 are common. A higher rank is more exact, and sends more.
         min_compression: A gradient is compressed if that sends less than its bytes divided by this.
-        start_step: In so many first steps all gradients are averaged as they are.
+        start_step: The number of first steps in which all gradients are averaged as they are.
         seed: The seed of the first Q; the same on all ranks.
 
     Raises:
@@ -66,12 +66,12 @@ class PowerSGD(ErrorFeedbackReducer):
         state: State = {"residuals": {}, "factors": {}}
         for (name, gradient), total, left, right in zip(gradients, totals, lefts, rights, strict=True):
             gradient.copy_((left @ right.t()).view(total.shape))
-            state["residuals"][name] = total.sub_(gradient)  # of the gradient as it is used, maybe in fewer bits
+            state["residuals"][name] = total.sub_(gradient)  # the gradient as it is used may have a narrower dtype
             state["factors"][name] = right
         return state
 
     def _start(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
-        """Return Q of the previous step, or random numbers: equal on all ranks, different for each name."""
+        """Return Q of the previous step, or random numbers, which are equal on all ranks and differ between names."""
         columns = matrix.shape[1]
         shape = torch.Size((columns, min(self._rank, *matrix.shape)))
         known = self._recall("factors", name, matrix, shape)

@@ -1,18 +1,18 @@
-"""Reducing the gradients of one optimizer: from the hooks that note them to the wait that ends the step.
+"""Reduction of one optimizer's gradients: from the hooks that note them to the wait that ends the step.
 
-The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. If the engine
-has a processor to work on while the framework computes, or a GPU, some hooks also hand the noted gradients to the
-engine, except small ones. These are the hooks of parameters about a mebibyte of gradients apart, and that of the first
-parameter, whose gradient is usually the last. All other gradients are handed over when any thread waits for a result,
-usually in `step()`. Gradients that the engine has while the caller's code runs are lent (`loan`): writes to them
-meanwhile do not reach the engine. On a GPU, hooks note the stream, too. If a model is moved to a GPU after it was
-wrapped, the gradients of the first step are handed over at its end, and then the hooks are made anew.
+On the CPU, the hook of most parameters only notes that the gradient is complete: it is `list.append`. Some hooks also
+hand the noted gradients, except small ones, to the engine if it has a processor to work on while the framework
+computes. These are hooks of parameters about a mebibyte of gradients apart, and the hook of the first parameter, whose
+gradient is usually the last. On a GPU, hooks also note the stream, and the same hooks hand over small gradients too.
+Other gradients are handed over when any thread waits for a result, usually in `step()`. Gradients that the engine has
+while the caller's code runs are lent (`loan`): later writes do not reach the engine. If a model is moved to a GPU after
+it was wrapped, the gradients of the first step are handed over at its end, and then the hooks are registered again.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter: the
-`GradientMask`. It costs one small request, which is sent with the last gradient if none is missing, and which waits for
-no rank longer than the gradients do. A rank that lacks a gradient which another rank has contributes values that do not
-change the result (zeros; for Min, Max and Product their neutral value). A gradient that no rank has stays None, so that
-weight decay and momentum do not move its parameter.
+`GradientMask`. It costs one small request. If no gradient is missing, this is sent with the last gradient; it waits for
+no rank longer than the gradients do. If another rank has a gradient that this rank lacks, this rank contributes values
+that do not change the result (zeros; for Min, Max and Product their neutral value). A gradient that no rank has stays
+None, so that weight decay and momentum do not move its parameter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
 from horovodlike.torch._optimizer.gradient_state import GradientState, Group
 from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions, Submission
 
-# About so many bytes of gradients are handed over at once; each time costs the computing thread its caches.
+# About this many bytes of gradients are handed over at once; each time, the computing thread loses cache contents.
 _WORTH_SENDING = 1 << 20
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
@@ -54,37 +54,37 @@ def _abandon_all(_: object) -> None:
 
 
 ops.before_waiting(_hand_over)
-basics.on_init(_abandon_all)  # gradients of the previous job
+basics.on_init(_abandon_all)  # drops the gradients of the previous job
 
 
 class Reduction:
     """The gradients of one optimizer and their reduction."""
 
-    reducer: GradientReducer | None = None  # set in the subclass, where it reduces all gradients together
+    reducer: GradientReducer | None = None  # set in the subclass, whose reducer takes all gradients together
 
     def __init__(self, options: ReductionOptions, passes: int) -> None:
         """Start without parameters."""
         self.options = options
         self.passes = passes  # backward passes in a step; may be set while none have been counted
-        self._set_id = check_registered(options.process_set)  # for which the requests were made
+        self._set_id = check_registered(options.process_set)  # id of the process set when the requests were made
         self.states: list[GradientState] = []
         self._groups: list[Group] = []
         self._later: list[tuple[str, torch.nn.Parameter]] = []  # parameters that are new or require no gradient
         self._by_id: dict[int, GradientState] = {}  # by the parameter's id, which hashes quicker than the parameter
-        # The states of a gradient: noted, complete (all passes have been made), borrowed by the engine.
+        # A gradient is first noted, then complete (all passes have been made), then borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
         self._complete: list[GradientState] = []
         self._streams: dict[GradientState, GpuStream] = {}  # on which the noted gradients on a GPU were made
         self._submission = Submission(options, self._set_id)
         self._mask = GradientMask()
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # the first complete gradient, and its version
-        self._failure: Exception | None = None  # of handing over because another operation is waited for
-        # Each thread that waits hands gradients over, so several may do so at once: the lock guards the way from noted
-        # to handed over. It is not held while waiting. Hooks append to `_noted` without it.
+        self._failure: Exception | None = None  # an error that `hand_over_for_another` has caught
+        # Each thread that waits hands gradients over, so several may do so at once: the lock guards a gradient's way
+        # from noted to handed over. It is not held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[GradientState]:
-        """Take in parameters; return the states of those that require a gradient now, which will be reduced."""
+        """Add parameters; return the states of those that require a gradient now, which will be reduced."""
         global _reductions
         named = list(named)
         added = [GradientState(param, name) for name, param in named if param.requires_grad]
@@ -106,12 +106,12 @@ class Reduction:
         return added
 
     def add_later(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Take in those of these parameters that are new, at the end of this step."""
+        """Note those parameters that are new, so that they are added at the end of this step."""
         present = [*((state.name, state.param) for state in self.states), *self._later]
         names, known = {name for name, _ in present}, {id(param) for _, param in present}
         for name, param in named:
             if id(param) not in known:
-                while name in names:  # the parameter that this one replaces has the name
+                while name in names:  # the name of a parameter that this one replaces
                     name += ".new"
                 names.add(name)
                 self._later.append((name, param))
@@ -134,7 +134,7 @@ class Reduction:
         self._submission.plain = False
 
     def remove_hooks(self) -> None:
-        """Release the parameters: their gradients are not reduced any more."""
+        """Remove the parameters' hooks: their gradients are not reduced any more."""
         global _reductions
         _reductions = tuple(reduction for reduction in _reductions if reduction is not self)
         if self.has_noted():
@@ -146,7 +146,7 @@ class Reduction:
 
     @property
     def communicates(self) -> bool:
-        """Whether this rank is one of several that reduce gradients together."""
+        """True if this rank reduces gradients together with at least one other rank."""
         process_set = self.options.process_set
         if process_set is global_process_set:
             return basics.size() > 1
@@ -181,9 +181,9 @@ class Reduction:
         return hook
 
     def _hook_on_gpu(self, state: GradientState) -> Callable[[torch.Tensor], None]:
-        # Autograd runs the hook with the stream on which the gradient has been made, which depends on the forward pass.
-        # The thread that hands the gradient over later may have another current stream. A GPU reduces beside the
-        # backward pass, however busy the processors are.
+        # Autograd runs the hook on the stream on which the gradient was made, which depends on the forward pass. The
+        # thread that hands the gradient over later may have another current stream. Gradients on a GPU are reduced
+        # during the backward pass, however busy the processors are.
         def hook(param: torch.Tensor) -> None:
             if gpu.is_on_gpu(param):
                 self._streams[state] = gpu.current_stream(gpu.device_of(param))
@@ -195,7 +195,7 @@ class Reduction:
         return hook
 
     def hand_over_for_another(self) -> None:
-        """Hand gradients over because a thread waits for another operation. Errors are kept for `finish`."""
+        """Hand gradients over because a thread waits for another operation. `finish` raises the errors."""
         try:
             self.hand_over()
         except Exception as error:
@@ -213,7 +213,7 @@ class Reduction:
         """Count the backward passes noted so far.
 
         Raises:
-            AssertionError: There were more passes than announced; the excess is forgotten.
+            AssertionError: There were more passes than announced; the surplus ones are not counted.
         """
         too_many = None
         with self._lock:
@@ -237,13 +237,13 @@ class Reduction:
             )
 
     def is_in_progress(self) -> bool:
-        """Return whether there are complete gradients for which no thread has waited."""
+        """Return whether there are complete gradients that `finish` has not waited for."""
         with self._lock:
             self.count()
             return bool(self._complete or self._submission.borrowed)
 
     def forget_passes(self) -> None:
-        """Count the backward passes of gradients that have not been handed over from 0 again."""
+        """Forget the backward passes of gradients that have not been handed over: count from 0 again."""
         with self._lock:
             self._noted.clear()
             self._complete.clear()
@@ -253,7 +253,7 @@ class Reduction:
                 state.seen = None
 
     def passes_left(self) -> dict[torch.nn.Parameter, int]:
-        """Return how many more backward passes complete the gradient of each parameter."""
+        """Return, for each parameter, the number of backward passes until its gradient is complete."""
         self.count()
         return {state.param: 0 if state.grad is not None else self.passes - state.passes for state in self.states}
 
@@ -263,14 +263,14 @@ class Reduction:
         return {each.param: each.ctx for each in self.states if each.grad is not None or each.passes == self.passes}
 
     def has_noted(self) -> bool:
-        """Return whether there may be something to hand over."""
+        """Return whether there may be gradients to hand over."""
         return bool(self._noted or self._complete)
 
     def hand_over(self, but_small: bool = False) -> None:
         """Hand the complete gradients to the engine, except small ones if `but_small`. Callable from any thread.
 
-        Where the caller's code continues, small gradients are left for `finish`, and so are those that share a storage:
-        a write to one of them would move all of them that are lent.
+        `but_small` is for a caller whose code continues. Then gradients that share a storage are left for `finish` as
+        well: a write to one of them would move the storage of all of them to a copy.
         """
         with self._lock:
             try:
@@ -310,7 +310,7 @@ class Reduction:
         Gradients that exist after fewer backward passes than announced, or after none, are reduced as well.
 
         Returns:
-            Whether gradients were changed while they were being reduced.
+            True if gradients were changed after their backward pass, before this call.
 
         Raises:
             HorovodInternalError: A reduction failed. The optimizer can be used again after the next `init()`.
@@ -345,7 +345,7 @@ class Reduction:
         return changed
 
     def _take_in_later(self) -> None:
-        """Reduce the gradients of parameters that are new or now require one: separately, and from now on with all."""
+        """Reduce gradients of parameters that are new or now require one: separately once, then with all others."""
         ready = [(name, param) for name, param in self._later if param.requires_grad]
         if not ready:
             return
@@ -365,7 +365,7 @@ class Reduction:
         absent = [state for state in self.states if state.grad is None] if not self._mask.handle else []
         if absent:
             self._mask.announce([state.index for state in absent], self._submission.sparse_dims)
-        # The mask is handed over last, so the gradients are usually complete when it is.
+        # The mask is handed over last, so the gradients are usually reduced when the mask is.
         self._mask.wait()
         if absent:
             self._contribute_nothing(absent)
@@ -416,5 +416,5 @@ class Reduction:
 
 
 def _version(grad: torch.Tensor | None) -> int:
-    """Return how often the gradient was changed in place, other than by the engine; clipping changes all gradients."""
+    """Return how often the gradient was changed in place, except by the engine; clipping changes all gradients."""
     return 0 if grad is None or grad.is_inference() else grad._version

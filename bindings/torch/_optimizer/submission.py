@@ -21,7 +21,7 @@ from horovodlike.torch._optimizer.gradient_state import GradientState, GradientS
 
 CURRENT: Mapping[
     GradientState, GpuStream
-] = {}  # all gradients are on the caller's stream, which has waited for the others at the end of the backward pass
+] = {}  # all gradients are on the caller's stream, which has waited for other streams at the end of the backward pass
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Submission:
         self._handles: list[int] = []  # of dense gradients
         self._sparse_handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
-        self._batches: dict[GradientState, GradientStateBatch] = {}  # the last one that begins with each state
+        self._batches: dict[GradientState, GradientStateBatch] = {}  # the last batch that begins with each state
         self._uses_gpu = False  # true from the first gradient on a GPU on
         self._streams: set[GpuStream] = set()  # on which gradients of this step were handed over
         self._storages: list[torch.UntypedStorage] = []  # of gradients that are not lent
@@ -65,13 +65,13 @@ class Submission:
     def submit(self, states: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any.
 
-        Gradients of parameters that have been moved to a GPU have no known stream: they need `CURRENT`.
+        Gradients of parameters that have been moved to a GPU have no known stream: only `CURRENT` submits them.
 
         Args:
             states: The parameters.
             streams: The streams on which gradients on a GPU were made. `CURRENT`: the current one for all.
             waits: The caller waits at once, and does nothing to the gradients meanwhile: their storages are kept, but
-                none is lent.
+                no gradient is lent.
         """
         alike = [state for state in states if state.alike]
         for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
@@ -89,13 +89,13 @@ class Submission:
             if stream is None:
                 self._submit_other(state, waits)
             else:
-                with gpu.as_current(stream):  # on which copies are made
+                with gpu.as_current(stream):  # so that copies are made on it
                     self._submit_other(state, waits)
 
     def _parts(
         self, states: list[GradientState], streams: Mapping[GradientState, GpuStream]
     ) -> list[list[GradientState]]:
-        """Divide the states by the streams on which their gradients are made, or the CPU."""
+        """Group the states by the stream on which the gradient is made; states on the CPU form one group."""
         parts: dict[GpuStream | bool, list[GradientState]] = {}
         for state in states:
             parts.setdefault(state.on_gpu and streams.get(state, True), []).append(state)
@@ -141,7 +141,7 @@ class Submission:
         return [address_of(kept) for _, kept, *_ in loans]
 
     def _lend_if_own(self, work: torch.Tensor, state: GradientState, grad: torch.Tensor | None) -> torch.Tensor:
-        """Return the tensor for the engine: `work` itself, or the loan of it if it is the gradient."""
+        """Return the tensor for the engine: `work`, or its loan if `work` is the gradient itself."""
         if work is not grad:
             return work
         loan = lend(work, state.name)
@@ -269,7 +269,7 @@ class Submission:
         return any(map(has_moved, self._loans))
 
     def wait(self, states: Sequence[GradientState]) -> None:
-        """Wait until everything is reduced, and give these parameters their gradients.
+        """Wait until all gradients are reduced, and give these parameters their gradients.
 
         Raises:
             HorovodInternalError: A reduction failed.
@@ -293,12 +293,12 @@ class Submission:
         stream = gpu.current_stream(device)
         try:
             ops.wait_all(self._handles, stream)
-        finally:  # even if one has failed, because the others may still be under way
+        finally:  # even if one operation has failed, because others may still be in flight
             if self._streams != {stream}:
                 gpu.keep_for(stream, [*self.borrowed, *self._works])
 
     def abandon(self, handle: int, borrowed: object) -> None:
-        """Leave all memory to the engine, which may still use it, and `borrowed`, that of the operation `handle`."""
+        """Keep all memory that the engine may still use, and `borrowed`, the memory of the operation `handle`."""
         handles = [*self._handles, *self._sparse_handles, *filter(None, [handle])]
         kept = [*self._loans, *self._storages, *self._works, *self._finishers]
         abandon(handles, [*self.borrowed, *kept, borrowed])

@@ -18,19 +18,19 @@ _MAX_INT32 = torch.iinfo(torch.int32).max
 class TopK(ErrorFeedbackReducer):
     """Sends the largest elements of each gradient, with error feedback.
 
-    The residual, which earlier steps have left out, is added to the gradient, and the `ratio` of its elements that are
-    largest in magnitude (rounded up) are sent: values in the gradient's dtype, and indices as int32 (int64 where there
-    are more than 2^31-1 elements), in one allgather for all gradients. Every rank adds up the elements of all ranks in
-    the order of the ranks, divides by the number of ranks, and keeps what it did not send as the residual. Gradients
-    for which that does not pay are averaged as they are, together. The traffic of an allgather grows with the number of
-    ranks, that of an allreduce does not.
+    The residual, the part that earlier steps did not send, is added to the gradient. The fraction `ratio` of the sum's
+    elements (rounded up) that is largest in magnitude is sent: values in the gradient's dtype, and indices as int32
+    (int64 where there are more than 2^31-1 elements), in one allgather for all gradients. Every rank adds up the
+    elements of all ranks in the order of the ranks, divides by the number of ranks, and keeps the part that it did
+    not send as the residual. Gradients not worth compressing are averaged as they are, in one operation. The traffic of
+    an allgather grows with the number of ranks; the traffic of an allreduce does not.
 
     Sources: Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2018, "Deep
-    Gradient Compression", arXiv:1712.01887, of which the momentum correction is not part of this.
+    Gradient Compression", arXiv:1712.01887, without its momentum correction.
 
     Args:
         ratio: The share of the elements that is sent, in (0, 1].
-        start_step: In so many first steps all gradients are averaged as they are.
+        start_step: The number of first steps in which all gradients are averaged as they are.
 
     Raises:
         ValueError: `ratio` is out of its range, or `start_step` is negative.
@@ -74,7 +74,7 @@ def _index_dtype(gradient: torch.Tensor) -> torch.dtype:
 def _gather_and_check(
     tensors: Sequence[torch.Tensor], gradients: NamedGradients, ranks: Collectives
 ) -> Sequence[torch.Tensor]:
-    """Gather values and indices, and the sizes of their gradients, which have to be equal on all ranks.
+    """Gather values and indices, and check that the sizes of their gradients are equal on all ranks.
 
     For tensors on a GPU the sizes are gathered separately on the CPU, so that the host does not wait for the GPU.
     """

@@ -1,10 +1,10 @@
-"""The backend `hvd` of torch.distributed: DDP, FSDP and whatever else is built on it use the engine of horovodlike.
+"""The backend `hvd` of torch.distributed. With it, DDP, FSDP and all else built on that use the engine of horovodlike.
 
     torch.distributed.init_process_group("hvd")
 
 PyTorch finds the backend without an import of this module, by an entry point. The parts:
 
-* :mod:`horovodlike.torch.distributed.backend`: making groups, and whose the engine is
+* :mod:`horovodlike.torch.distributed.backend`: the creation of groups, and the ownership of the engine
 * :mod:`horovodlike.torch.distributed.process_group`: the operations
 """
 
@@ -17,7 +17,7 @@ def check_version(version: str) -> None:
     """Make sure that a release of PyTorch has what the backend needs.
 
     Raises:
-        ImportError: It is older than 2.1.
+        ImportError: The release is older than 2.1.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (2, 1):

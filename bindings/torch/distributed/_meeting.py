@@ -1,8 +1,8 @@
-"""How the ranks of a process group meet: through its store, whatever that is.
+"""The rendezvous of a process group's ranks through the group's store, of any kind.
 
-Each rank writes facts about itself; rank 0 reads them, decides how to meet, and writes the plan, which is also the
-place for an error that concerns all. Then rank 0 writes the endpoint of its rendezvous server with a random key, and
-all else is authenticated. A process that can read the store can read the key: see docs/users/security.md.
+Each rank writes facts about itself. Rank 0 reads them, decides how the ranks meet, and writes the plan, which contains
+the error if they cannot. Then rank 0 writes the endpoint of its rendezvous server with a random key, and all further
+communication is authenticated. A process that can read the store can read the key: see docs/users/security.md.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from horovodlike.config import Config
 from horovodlike.errors import ConfigError, RendezvousError
 
 _READ_SECONDS = 0.2
-_TIME_OF_RANK_0 = timedelta(seconds=5)  # to say which ranks are missing, when the time is over
+_TIME_OF_RANK_0 = timedelta(seconds=5)  # extra time, in which rank 0 reports the missing ranks
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """The facts that a rank tells rank 0.
+    """The facts that a rank sends to rank 0.
 
     Attributes:
         host: Equal for ranks that may share a host.
-        engine: Rank and size in the job whose engine runs already in this process; None: none runs.
-        launched: Rank and size that `hvdrun` has given this process; None: it has not.
+        engine: Rank and size in the job of the engine that runs in this process already; None if no engine runs.
+        launched: Rank and size that `hvdrun` has given this process; None if it has not, or the size is 1.
     """
 
     host: list[str]
@@ -51,9 +51,9 @@ class Plan:
 
     Attributes:
         error: Why the ranks cannot meet; empty if they can.
-        how: `running`: by the engine that runs; `launcher`: as hvdrun's ranks do; `store`: by the store.
+        how: The way to meet. `running`: the running engine; `launcher`: hvdrun; `store`: the store; empty: an error.
         job: A name for the job.
-        places: By rank, local rank and size, and cross rank and size.
+        places: For each rank, its local rank, local size, cross rank and cross size.
     """
 
     error: str = ""
@@ -63,7 +63,7 @@ class Plan:
 
 
 def facts_of_this_process(settings: Config, node: str | None, engine: RankInfo | None, launched: RankInfo) -> RankFacts:
-    """Return what this rank tells rank 0; `node` is `HOROVODLIKE_HOSTID`."""
+    """Return the facts about this rank; `node` is the value of `HOROVODLIKE_HOSTID`."""
     host = HostFacts.collect(RankInfo(node_id=node), chosen=bool(settings.hostid)).identity
     is_hvdrun = launched.launcher == "hvdrun" and launched.size > 1
     return RankFacts(
@@ -77,7 +77,7 @@ def agree(store: Store, rank: int, size: int, facts: RankFacts, timeout: timedel
     """Exchange the facts and return the plan, which is the same on all ranks.
 
     Raises:
-        RendezvousError: Some ranks have not come in time; or the plan is an error.
+        RendezvousError: Some ranks did not arrive in time, or the plan contains an error.
     """
     store.set(f"facts/{rank}", json.dumps(asdict(facts)))
     if rank == 0:
@@ -122,7 +122,7 @@ def _is_set(store: Store, key: str) -> bool:
 
 
 def decide(facts: Sequence[RankFacts]) -> Plan:
-    """Decide how ranks meet, from the facts of each. Pure, but for the random name of the job."""
+    """Decide how ranks meet, from the facts about each. A pure function, except for the random name of the job."""
     size = len(facts)
     running = [rank for rank, each in enumerate(facts) if each.engine is not None]
     if running:
@@ -159,7 +159,7 @@ def _places(hosts: Sequence[tuple[str, ...]]) -> list[list[int]]:
 
 
 def meeting(store: Store, rank: int, size: int, plan: Plan, settings: Config, node: str | None) -> Meeting:
-    """Return how the ranks meet by the store."""
+    """Return the place of this rank, and the discovery of rank 0 by the store."""
     local_rank, local_size, cross_rank, cross_size = plan.places[rank]
     place = RankInfo(
         rank=rank,
@@ -177,12 +177,12 @@ def meeting(store: Store, rank: int, size: int, plan: Plan, settings: Config, no
 
 
 class StoreDiscovery:
-    """Rank 0's endpoint, in a store."""
+    """The discovery of rank 0's endpoint by a store."""
 
     where = "in the store of the process group"
 
     def __init__(self, store: Store, is_one_host: bool, settings: Config) -> None:
-        """Touch nothing."""
+        """Keep the arguments, and do not access the store."""
         self._store, self._is_one_host, self._settings = store, is_one_host, settings
 
     def choose_endpoint(self) -> Endpoint:
@@ -208,14 +208,14 @@ class StoreDiscovery:
         self._store.set("endpoint", json.dumps(content))
 
     def unpublish(self) -> None:
-        """Overwrite the endpoint, whose server does not listen any more; not every store can delete it."""
+        """Overwrite the endpoint, since its server no longer listens; not every store can delete a key."""
         self._store.set("endpoint", "")
 
     def read(self) -> Endpoint | None:
         """Return the endpoint, or None if there is none yet."""
         try:
             self._store.wait(["endpoint"], timedelta(seconds=_READ_SECONDS))
-        except RuntimeError:  # of a class that depends on the store and on the release of torch
+        except RuntimeError:  # the class depends on the store and on the release of torch
             return None
         text = self._store.get("endpoint")
         if not text:

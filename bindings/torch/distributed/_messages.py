@@ -19,13 +19,13 @@ from horovodlike.torch.distributed._work import HvdWork, Operation
 
 
 class MessageWork(HvdWork):
-    """The work of a message that is received, which knows where the message came from.
+    """The `Work` of a receive, which also gives the source of the message.
 
     Args:
         operation: The receive.
-        outputs: The tensor.
-        ranks: By place in the group, the ranks of the job.
-        sources: The list to which the operation adds the rank of the job that has sent the message.
+        outputs: The tensor, in a list.
+        ranks: By place in the group, the ranks in the job.
+        sources: The list to which the operation adds the sender's rank in the job.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class MessageWork(HvdWork):
         self._ranks, self._sources = ranks, sources
 
     def source_rank(self) -> int:
-        """Return the place in the group of the rank that has sent the message; -1 if it is not there yet."""
+        """Return the sender's place in the group; -1 if the message has not been received yet."""
         return self._ranks.index(self._sources[0]) if self._sources else -1
 
     _source_rank = source_rank
@@ -54,11 +54,11 @@ class Messages(Operations):
         return self.work_of(operation, None)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> HvdWork:
-        """Receive a tensor of a rank of the group."""
+        """Receive a tensor from a rank of the group."""
         return self._receive(tensors, self.root_of(src, "recv"), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> HvdWork:
-        """Receive a tensor of any rank of the group."""
+        """Receive a tensor from any rank of the group."""
         return self._receive(tensors, ANY_SOURCE, tag)
 
     def _receive(self, tensors: Any, peer: int, tag: int) -> HvdWork:
@@ -83,7 +83,7 @@ class Messages(Operations):
         tensor: torch.Tensor,
         finish: Callable[[int], object],
     ) -> Operation:
-        """Hand the memory of a message to the engine; `finish` consumes the handle of one that is complete."""
+        """Give the memory of a message to the engine. When the operation is complete, `finish` consumes its handle."""
         team = self._team
         team.check_open()
         storage = memory.untyped_storage()
@@ -103,7 +103,7 @@ class Messages(Operations):
         def on_timeout(seconds: float) -> Exception:
             return dist.DistBackendError(f"process group {team.name!r}: Timed out after {seconds:g} s: {describe()}")
 
-        def consume(handle: int, _: torch.UntypedStorage = storage) -> None:  # which keeps the memory until then
+        def consume(handle: int, _: torch.UntypedStorage = storage) -> None:  # `_` keeps the memory until then
             try:
                 finish(handle)
             except KeyError:

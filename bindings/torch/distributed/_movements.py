@@ -20,7 +20,7 @@ class Movements(Operations):
     """The methods of torch's `ProcessGroup` that move data."""
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> HvdWork:
-        """Overwrite a tensor by that of the root."""
+        """Overwrite a tensor with the root's."""
         tensor = to_move(one_tensor(tensors, "broadcast"), "broadcast")
         place = place_of_root(opts)
         work = in_memory(tensor)
@@ -41,13 +41,13 @@ class Movements(Operations):
         )
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HvdWork:
-        """Gather the tensors of all ranks, which have the same shape, one after the other in a tensor."""
+        """Gather tensors of the same shape from all ranks, one after the other, into one tensor."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> HvdWork:
-        """Gather several tensors of all ranks as one operation."""
+        """Gather several tensors from each rank as one operation."""
         sent = [flat(to_move(one, "all_gather")).unsqueeze(0) for one in inputs]
         gathered = [to_move(one, "all_gather") for one in outputs]
         for one, whole in zip(sent, gathered, strict=True):
@@ -90,7 +90,7 @@ class Movements(Operations):
         return self.work_of(operation, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> HvdWork:
-        """Gather a tensor of each rank into a list of tensors; the shapes may differ between ranks."""
+        """Gather a tensor from each rank into a list of tensors; the shapes may differ between ranks."""
         sent = to_move(one_tensor(inputs, "all_gather"), "all_gather")
         given = outputs if isinstance(outputs[0], torch.Tensor) else outputs[0]
         if len(given) != self._team.size:
@@ -115,7 +115,7 @@ class Movements(Operations):
         return self._gather((sent.dtype, tuple(sizes)), [block], [whole], results, finish, opts)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> HvdWork:
-        """Gather several tensors of each rank into a list of tensors for each rank."""
+        """Gather several tensors from each rank into a list of tensors for each rank."""
         if len(output_lists) != self._team.size or any(len(outputs) != len(inputs) for outputs in output_lists):
             raise ValueError(
                 f"all_gather_coalesced: {len(inputs)} tensors need as many outputs for each of {self._team.size} "
@@ -128,7 +128,7 @@ class Movements(Operations):
         return HvdWork(operations, [one for outputs in output_lists for one in outputs])
 
     def gather(self, outputs: Any, inputs: Any, opts: Any, timeout: timedelta | None = None) -> HvdWork:
-        """Gather the tensors of all ranks, which have the same shape, into a list of tensors on the root."""
+        """Gather tensors of the same shape from all ranks into a list of tensors on the root."""
         sent = to_move(one_tensor(inputs, "gather"), "gather")
         place = place_of_root(opts)
         results: Tensors = ()
@@ -162,7 +162,7 @@ class Movements(Operations):
         return self.work_of(operation, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any, timeout: timedelta | None = None) -> HvdWork:
-        """Give each rank a tensor of a list of the root's, which have the same shape."""
+        """Send one tensor of the root's list to each rank. All tensors have the same shape."""
         result = to_move(one_tensor(outputs, "scatter"), "scatter")
         place = place_of_root(opts)
         received = (
@@ -232,7 +232,7 @@ class Movements(Operations):
         return list(splits)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> HvdWork:
-        """Send each rank a tensor of a list, and receive a list of tensors."""
+        """Send one tensor of a list to each rank, and receive a tensor from each rank into a list."""
         sent = [flat(to_move(one, "all_to_all")) for one in inputs]
         results = [to_move(one, "all_to_all") for one in outputs]
         if not len(sent) == len(results) == self._team.size:
@@ -272,7 +272,7 @@ class Movements(Operations):
 
         operation = self._team.start(
             Kind.ALLTOALL,
-            rows.dtype,  # all else may differ between ranks
+            rows.dtype,  # shapes and splits may differ between ranks
             [rows],
             (),
             [*results, whole, counts],

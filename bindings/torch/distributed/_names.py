@@ -1,18 +1,19 @@
-"""Names for the operations of a process group: the ranks make them in the same order, and match them by name.
+"""Names for the operations of a process group. The ranks start operations in the same order, and match them by name.
 
-The name of an operation follows from the `_BEFORE` operations before it, and not from itself. So ranks that disagree
-about an operation have the same name for it, and get an error that says what differs. And a program that repeats its
-operations gets the same names for the same operations, which the engine knows then. Where many operations in a row
-are alike, `_ALIKE` of them have different names. Operations of one name follow one another in the engine.
+The name of an operation depends on the `_BEFORE` operations before it, and not on the operation itself. So ranks that
+disagree about an operation have the same name for it, and get an error that says what differs. And a program that
+repeats its operations gets the same names for the same operations, so the engine knows them already. Many equal
+operations in a row cycle through `_ALIKE` names. The engine runs operations of the same name one after the other.
 
-Few names are better than many: what the engine keeps of a new one lies between the tensors of the program, and where a
-large one is freed its memory may not do for the next one.
+Few names are better than many: the data that the engine keeps for a new name lies between the tensors of the program,
+and the gap that a freed large tensor leaves there may not suffice for the next one.
 
-After one about which the ranks disagreed, operations may have different names, then: they wait until they time out. A
-program that waits for each operation before it starts the next one gets the error first, and its next operation has
-none before it (`restart`). If others have been started by then the ranks may restart at different operations, so the
-group must not be used any more. A name that is right in any case would have to follow from operations that are known to
-be complete, or from the number alone, by which few programs that repeat themselves would get the same names.
+After an operation about which the ranks disagreed, the next ones may have different names on different ranks: they wait
+until they time out. A program that waits for each operation before it starts the next one gets the error first, and its
+next operation is named like the first one of the group (`restart`). If others were started before the error, the ranks
+may restart at different operations, so the group must not be used any more. Names that are right in any case would have
+to depend on operations that are known to be complete; or on the operation's number alone, but then few programs that
+repeat themselves would get the same names again.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _CALLS_KEPT = 4
 
 
 class Name:
-    """A name, and what has been prepared for the operations that had it.
+    """A name, with the calls and fast paths of the operations that had it.
 
     Attributes:
-        text: What the ranks match operations by.
-        calls: By signature.
-        fast_paths: By signature, of synchronous allreduces.
+        text: The name itself, by which the ranks match operations.
+        calls: The calls, by signature.
+        fast_paths: The fast paths of synchronous allreduces, by signature.
     """
 
     __slots__ = ("calls", "fast_paths", "text")
@@ -51,7 +52,7 @@ class Name:
         self.fast_paths: dict[Hashable, FastPath | None] = {}
 
     def keep_call(self, signature: Hashable, call: Call) -> Call:
-        """Keep what has been prepared for operations with this signature, and return it."""
+        """Keep the call of operations with this signature, and return it."""
         if len(self.calls) >= _CALLS_KEPT:
             self.calls.clear()
             self.fast_paths.clear()
@@ -63,20 +64,20 @@ class Names:
     """The names of a group's operations. Any thread may ask for one; the order must be the same on all ranks."""
 
     def __init__(self, prefix: str) -> None:
-        """Begin; `prefix` is the same on all ranks, and no other group's."""
+        """Begin without operations; `prefix` is the same on all ranks, and different for each group."""
         self._prefix = prefix
         self._lock = threading.Lock()
         self._names: dict[int, Name] = {}
         self._hashes: dict[Hashable, int] = {}  # of signatures
-        self._before = 0  # the hashes of the last operations
-        self._alike = 0  # how many of them in a row have the last one's
-        self.count = 0  # how many names have been given
+        self._before = 0  # the hashes of the last `_BEFORE` operations, as one number
+        self._alike = 0  # how often the last hash has been repeated in a row
+        self.count = 0  # the number of names that have been given
 
     def next(self, signature: Hashable) -> Name:
         """Return the name of the next operation.
 
         Args:
-            signature: What is the same on all ranks about it, and of which `repr` says all.
+            signature: The attributes that are equal on all ranks; its `repr` must contain all of them.
         """
         with self._lock:
             self.count += 1
@@ -97,10 +98,10 @@ class Names:
         return found
 
     def restart(self, number: int) -> bool:
-        """Have the next operation have none before it, after operation `number`, about which the ranks disagreed.
+        """Name the next operation like the first one, after the ranks disagreed about operation `number`.
 
         Returns:
-            False if others have been started after it: then the ranks have no order any more.
+            False if others have been started after it: then the ranks may restart at different operations.
         """
         with self._lock:
             self._before = self._alike = 0

@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Operations:
-    """The ranks of a group, and how an operation in flight becomes what a call returns.
+    """The ranks of a group, and the conversion of operations in flight to the works that calls return.
 
     Args:
         team: The ranks.
@@ -39,20 +39,20 @@ class Operations:
         timeout: timedelta | None = None,
         **how: Any,
     ) -> HvdWork:
-        """Hand an operation to the engine, and return its work: arguments as of `Team.start`, and the caller's options.
+        """Give an operation to the engine, and return its work.
 
-        `timeout` holds where the options have none.
+        `opts` are the caller's options; `timeout` holds if they have none. For the other arguments see `Team.start`.
         """
         seconds = seconds_of(getattr(opts, "timeout", timeout))
         return self.work_of(self._team.start(kind, signature, inputs, outputs, results, timeout=seconds, **how), opts)
 
     def note(self, operation: Operation) -> None:
-        """Have `_end_coalescing` return the work of an operation, if it was started after `_start_coalescing`."""
+        """Keep an operation for `_end_coalescing`, if `_start_coalescing` has been called."""
         if self._coalesced is not None:
             self._coalesced.append(operation)
 
     def work_of(self, operation: Operation, opts: Any) -> HvdWork:
-        """Return the work of an operation, carried out if the caller waits."""
+        """Return the work of an operation; first wait for it if the options ask for a synchronous call."""
         self.note(operation)
         if self._coalesced is None and not getattr(opts, "asyncOp", True):
             operation.wait()
@@ -60,19 +60,19 @@ class Operations:
         return HvdWork((operation,), operation.outputs)
 
     def root_of(self, place: int, what: str) -> int:
-        """Return the rank of the job that has a place in the group."""
+        """Return the rank in the job of a root, given its place in the group."""
         if not 0 <= place < self._team.size:
             raise ValueError(f"{what}: the group has ranks 0 to {self._team.size - 1}, but no root {place}")
         return self._team.ranks[place]
 
 
 def place_of_root(opts: Any) -> int:
-    """Return the root's place in the group, from options or from a place."""
+    """Return the root's place in the group, given the options or the place itself."""
     return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 
 def copy_all(sources: Tensors, targets: Tensors) -> None:
-    """Copy results to the tensors that they are for, where they are not there yet."""
+    """Copy each result to its tensor, unless it is that tensor itself."""
     for source, target in zip(sources, targets, strict=True):
         if source is not target:
             with torch.no_grad():

@@ -20,7 +20,7 @@ class Reductions(Operations):
     """The methods of torch's `ProcessGroup` that reduce."""
 
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> HvdWork:
-        """Reduce a tensor in place; of a sparse one in coordinate format the sum, which is coalesced."""
+        """Reduce a tensor in place. Sparse tensors, in coordinate format, can only be summed; the sum is coalesced."""
         tensor = one_tensor(tensors, "allreduce")
         op, prescale = reduction(getattr(opts, "reduceOp", opts))
         waits = not getattr(opts, "asyncOp", True) and self._coalesced is None
@@ -36,7 +36,7 @@ class Reductions(Operations):
     def _allreduce_sparse(
         self, tensor: torch.Tensor, op: int, prescale: float, opts: Any, seconds: float | None
     ) -> HvdWork:
-        """Add up sparse tensors: what the ranks have is gathered, and belongs together."""
+        """Add up sparse tensors, by an allgather of the shapes, positions and values of all ranks."""
         if op != ReduceOp.SUM or prescale != 1.0:
             raise ValueError("allreduce: sparse tensors can be reduced by SUM only")
         mine = tensor.detach().coalesce()
@@ -71,7 +71,7 @@ class Reductions(Operations):
         def finish() -> None:
             copy_all(works, tensors)
 
-        # Of one tensor, the same as where it lies row by row on another rank: names follow from signatures.
+        # For one tensor, the signature that `Team.allreduce` has on ranks where it is row-major: names depend on it.
         described = tuple((work.dtype, work.shape) for work in works)
         signature = described[0] if len(described) == 1 else described
         return self.start(
@@ -88,7 +88,7 @@ class Reductions(Operations):
         )
 
     def reduce(self, tensors: Any, opts: Any, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> HvdWork:
-        """Reduce a tensor to the root; those of the other ranks stay as they are."""
+        """Reduce a tensor to the root; the tensors of the other ranks stay unchanged."""
         reduce_op, prescale = reduction(getattr(opts, "reduceOp", op))
         tensor = to_reduce(one_tensor(tensors, "reduce"), reduce_op, "reduce")
         place = place_of_root(opts)
@@ -134,7 +134,7 @@ class Reductions(Operations):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, parts: Tensors, whole: Tensors, op: int, prescale: float, opts: Any) -> HvdWork:
-        """Reduce flat tensors; the parts are as the caller has them."""
+        """Reduce flat tensors, and scatter the results to the caller's tensors `parts`, which may have gaps."""
         received = [
             torch.empty_like(part, memory_format=torch.contiguous_format)
             if not is_in_memory(part) or share_memory(part, one)

@@ -1,4 +1,4 @@
-"""The ranks of a process group, and how their operations get to the engine."""
+"""The ranks of a process group, and the start of their operations in the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from horovodlike.torch.distributed._names import Name, Names
 from horovodlike.torch.distributed._work import Operation
 
 _ASK_SECONDS = 1.0
-"""After a time-out, the other ranks have so long to say that theirs is over as well."""
+"""After a time-out, the other ranks have so long to report that they have timed out as well."""
 _LARGEST_TAG = 2**31 - 1
 _ALLREDUCE = int(Kind.ALLREDUCE)
 
@@ -39,11 +39,11 @@ class Team:
     Attributes:
         name: The group's name, for messages.
         rank: This rank's place in the group.
-        ranks: By place, the ranks of the job.
-        set_id: The process set of the engine.
+        ranks: By place in the group, the ranks in the job.
+        set_id: The id of the engine's process set.
         timeout: Seconds that a wait may take.
         store: The group's store.
-        engine_ends_stalls: The engine ends the job, and names the missing ranks, before a wait takes so long.
+        engine_ends_stalls: True if the engine ends a stalled job, and names the missing ranks, before the timeout.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Team:
     timeout: float
     store: Store
     engine_ends_stalls: bool
-    closed: str = field(default="", init=False)  # why it cannot be used any more
-    _lost: str = field(default="", init=False)  # why its operations may have other names than on other ranks
+    closed: str = field(default="", init=False)  # the reason why the group cannot be used any more
+    _lost: str = field(default="", init=False)  # the reason why operations may have other names than on other ranks
 
     def __post_init__(self) -> None:
         """Begin without operations."""
@@ -70,11 +70,11 @@ class Team:
 
     @property
     def count(self) -> int:
-        """How many operations the group has started."""
+        """The number of operations that the group has started."""
         return self._names.count
 
     def set_timeout(self, seconds: float) -> None:
-        """Have waits of operations that are started from now on take so long at most."""
+        """Set the limit of waits for operations that are started from now on."""
         self.timeout = seconds
         self._limit = seconds
 
@@ -94,21 +94,21 @@ class Team:
         finish: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> Operation:
-        """Hand an operation to the engine.
+        """Give an operation to the engine.
 
         Args:
-            kind: What to do.
-            signature: What is the same on all ranks, beside the kind and the following arguments.
+            kind: The kind of operation.
+            signature: The attributes that are equal on all ranks, besides `kind`, `op`, `prescale` and `root`.
             inputs: Tensors in memory.
-            outputs: In memory, likewise; empty with a destinations.
-            results: The caller's tensors, which have the result in the end.
+            outputs: Tensors in memory for the results; empty if there are `destinations`.
+            results: The caller's tensors, which get the result in the end.
             op: The reduction.
-            prescale: Its factor.
-            root: The rank of the job that is the root.
-            arguments: Those of the request.
-            destinations: Where the outputs go, of an operation whose outputs have sizes of their own.
+            prescale: The factor applied before the reduction.
+            root: The root's rank in the job.
+            arguments: The `arguments` of the request.
+            destinations: The memory for the outputs of an allgather, gather or alltoall.
             finish: Puts the result into the caller's tensors.
-            timeout: Seconds that a wait may take; None: the group's.
+            timeout: Seconds that a wait may take; None for the group's timeout.
         """
         self.check_open()
         key = int(kind), signature, op, prescale, root
@@ -136,14 +136,14 @@ class Team:
         finish: Callable[[Sequence[torch.Tensor]], None],
         timeout: float | None,
     ) -> Operation:
-        """Start an allgather of tensors of which the ranks may have different numbers of rows.
+        """Start an allgather of tensors whose numbers of rows may differ between ranks.
 
         Args:
-            signature: As of `start`.
+            signature: See `start`.
             inputs: Tensors on one device.
-            result: The caller's tensor, which has the result in the end.
-            finish: Puts the result into it, given the rows of all ranks of each input.
-            timeout: As of `start`.
+            result: The caller's tensor, which gets the result in the end.
+            finish: Puts the result into the caller's tensor. It takes the rows of all ranks for each input.
+            timeout: See `start`.
         """
         self.check_open()
         key = int(Kind.ALLGATHER), signature, int(ReduceOp.SUM), 1.0, -1
@@ -170,7 +170,7 @@ class Team:
         timeout: float | None,
         consume: Callable[[int], object] = synchronize,
     ) -> Operation:
-        """Start an operation by `enqueue`, which returns its handle."""
+        """Start an operation by `enqueue`, which takes its call and returns its handle."""
         number = self._names.count
         call = name.calls.get(key)
         if call is None:
@@ -189,17 +189,17 @@ class Team:
     def allreduce(
         self, tensor: torch.Tensor, op: int, prescale: float, waits: bool, timeout: float | None
     ) -> Operation | None:
-        """Start an allreduce in place of a tensor in memory.
+        """Start an in-place allreduce of a tensor in memory.
 
         Args:
-            tensor: What to reduce.
+            tensor: The tensor to reduce.
             op: The reduction.
-            prescale: Its factor.
-            waits: Carry it out.
-            timeout: As of `start`.
+            prescale: The factor applied before the reduction.
+            waits: True to carry the operation out in this call.
+            timeout: See `start`.
 
         Returns:
-            None if it has been carried out.
+            The operation in flight; None if it has been carried out.
         """
         self.check_open()
         shape, dtype = tensor.shape, tensor.dtype
@@ -234,7 +234,7 @@ class Team:
         return True
 
     def _consume(self, consume: Callable[[int], object], number: int, handle: int) -> None:
-        """Consume the handle of an operation; if the ranks disagreed about it, have the next one follow none."""
+        """Consume the handle of an operation; if the ranks disagreed about it, restart the names."""
         try:
             consume(handle)
         except MismatchError:
@@ -243,10 +243,10 @@ class Team:
             raise
 
     def tag_of(self, tag: int) -> int:
-        """Return the engine's tag for a tag of this group: groups may have the same process set.
+        """Return the engine's tag for a tag of this group; it differs between groups, which may share a process set.
 
         Raises:
-            ValueError: It is negative, or has more than 31 bits.
+            ValueError: The tag is negative, or has more than 31 bits.
         """
         if not 0 <= tag <= _LARGEST_TAG:
             raise ValueError(f"a tag must be from 0 to {_LARGEST_TAG}, got {tag}")
@@ -256,7 +256,7 @@ class Team:
         """Make sure that the group can be used.
 
         Raises:
-            ShutDownError: It was destroyed or aborted, or its engine has ended.
+            ShutDownError: The group was destroyed or aborted, or this process has joined another job since.
             MismatchError: This rank may have started other operations than other ranks.
         """
         if self.closed:
@@ -283,7 +283,7 @@ class Team:
         return dist.DistBackendError(f"{what}: Timed out after {seconds:g} s: {detail}")
 
     def missing(self, key: str, seconds: float) -> list[int]:
-        """Say in the store that this rank is here, and return the ranks of the job that do not say so in time."""
+        """Set this rank's key in the store, and return the ranks (in the job) that do not set theirs in time."""
         deadline = time.monotonic() + seconds
         self.store.set(f"{key}/{self.rank}", "1")
         found = []
@@ -291,6 +291,6 @@ class Team:
             left = max(0.01, deadline - time.monotonic())
             try:
                 self.store.wait([f"{key}/{place}"], timedelta(seconds=left))
-            except RuntimeError:  # of a class that depends on the store and on the release of torch
+            except RuntimeError:  # the class depends on the store and on the release of torch
                 found.append(rank)
         return found

@@ -25,7 +25,7 @@ _OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 
 def reduction(op: Any) -> tuple[int, float]:
-    """Return the engine's reduction for one of torch.distributed's, and the factor for what is reduced.
+    """Return the engine's reduction for a reduction of torch.distributed, and the prescale factor.
 
     Raises:
         ValueError: The engine has no such reduction.
@@ -44,17 +44,17 @@ def reduction(op: Any) -> tuple[int, float]:
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
-    """Return the seconds of a timeout of an operation's options; None if it is not set."""
-    if timeout is None or timeout.days < 0:  # torch's unset one is negative
+    """Return an operation's timeout in seconds; None if it is 0 or not set."""
+    if timeout is None or timeout.days < 0:  # torch's value for an unset one is negative
         return None
     return timeout.total_seconds() or None
 
 
 def one_tensor(tensors: Any, what: str) -> torch.Tensor:
-    """Return the only tensor of a list; or the tensor itself, if it is one.
+    """Return the only tensor of a list, or `tensors` itself if it is a tensor.
 
     Raises:
-        ValueError: There is none, or more than one.
+        ValueError: The list has no tensor, or more than one.
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
@@ -65,10 +65,10 @@ def one_tensor(tensors: Any, what: str) -> torch.Tensor:
 
 
 def to_reduce(tensor: torch.Tensor, op: int, what: str) -> torch.Tensor:
-    """Return a tensor to be reduced, as the engine knows it: a complex one as pairs of numbers.
+    """Return a tensor to be reduced, in a form that the engine supports: a complex one as pairs of real numbers.
 
     Raises:
-        ValueError: The engine cannot reduce it so.
+        ValueError: The engine does not support this reduction of the tensor.
     """
     if tensor.is_complex():
         if op not in _OF_COMPLEX:
@@ -79,10 +79,10 @@ def to_reduce(tensor: torch.Tensor, op: int, what: str) -> torch.Tensor:
 
 
 def to_move(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """Return a tensor to be sent or overwritten: one of a dtype that the engine does not know, as its bytes.
+    """Return a tensor to be sent or overwritten; as bytes if the engine does not support its dtype.
 
     Raises:
-        ValueError: It has no memory, or gaps and a dtype that the engine does not know.
+        ValueError: The tensor is sparse or has no memory; or it has gaps, and a dtype that the engine does not support.
     """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -106,7 +106,7 @@ def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_in(tensors: Sequence[torch.Tensor]) -> Destinations:
-    """Have the outputs of an allgather or alltoall written to these tensors, which are in memory."""
+    """Return destinations for the outputs of an allgather, gather or alltoall: tensors that are in memory."""
     return Destinations([(address_of(tensor), tensor.nbytes) for tensor in tensors])
 
 

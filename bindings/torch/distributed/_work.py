@@ -19,18 +19,18 @@ from horovodlike import basics
 from horovodlike._engine import ops
 
 _LOOK_SECONDS = 0.005
-"""The thread that completes futures looks this often at those that are not the first."""
+"""The thread that completes futures waits so long for its first operation before it polls the others."""
 
 
 class Operation:
-    """An operation that the engine has, until its result is in the tensors of the caller. For any thread.
+    """An operation in the engine, until its result is in the caller's tensors. Any thread may use it.
 
     Args:
-        handle: From `handles.start`.
-        outputs: The tensors that have the result.
-        timeout: Seconds that a wait may take; None: until the operation is complete.
+        handle: The engine's handle.
+        outputs: The tensors that get the result.
+        timeout: Seconds that a wait may take; None for no limit.
         on_timeout: Returns the error for a wait that has taken so many seconds.
-        consume: Consumes the handle of an operation that is complete, and puts its result into the tensors.
+        consume: Consumes the handle when the operation is complete, and puts the result into the tensors.
     """
 
     __slots__ = (
@@ -59,9 +59,9 @@ class Operation:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
-        self._error_of_future: Exception | None = None  # of a future whose time was over
+        self._error_of_future: Exception | None = None  # of a future that ended before the operation
         self._completion: torch.futures.Future[None] | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # it follows `_completion`
         self._on_timeout, self._consume = on_timeout, consume
         self.timeout = timeout
         self.outputs = outputs
@@ -71,14 +71,14 @@ class Operation:
         if not self._done:
             try:
                 is_complete = ops.poll(self._handle)
-            except KeyError:  # another thread finishes it, or it was of a job before
+            except KeyError:  # another thread finishes it, or it belongs to an earlier job
                 is_complete = True
             if is_complete:
                 self._finish()
         return self._done
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for the result, for so many seconds; None: for as long as the group waits.
+        """Wait for the result, for so many seconds at most; None: for the timeout of the operation.
 
         Raises:
             HorovodInternalError: The operation has failed.
@@ -91,7 +91,7 @@ class Operation:
             raise self._error
 
     def help(self, seconds: float) -> bool:
-        """Work on the operation for so many seconds at most; return whether it is done."""
+        """Wait for the operation for so many seconds at most; return whether it is done."""
         if not self._done:
             with contextlib.suppress(KeyError):
                 if not ops.wait_within(self._handle, seconds):
@@ -109,7 +109,7 @@ class Operation:
             pass
 
     def _finish(self) -> None:
-        """Put the result, which the engine has, into the tensors."""
+        """Get the result from the engine, where the operation is complete, and put it into the tensors."""
         with self._lock:
             if self._done:
                 return
@@ -125,7 +125,7 @@ class Operation:
     def _value(self, _: object) -> list[torch.Tensor]:
         """Return the value of the future, or raise its error.
 
-        An error that `set_exception` gives a future is unknown to C++, which would take the exception for the value.
+        C++ does not see an error that `set_exception` gives a future: it would take the exception for the value.
         """
         error = self._error or self._error_of_future
         if error is not None:
@@ -152,8 +152,8 @@ class Operation:
     def _complete_future(self) -> None:
         """Wait for the result in this thread.
 
-        What a program does when the future is complete, it then does in this thread and at this point, on all ranks: it
-        may start more operations.
+        The future's callbacks then run in this thread and at this point of the program on all ranks. So operations that
+        they start are in the same order on all ranks.
         """
         try:
             if self.help(math.inf if self.timeout is None else self.timeout):
@@ -165,7 +165,7 @@ class Operation:
         _completer.add(self)
 
     def expire(self) -> None:
-        """End the future with an error, since the time is over; the operation is still in flight."""
+        """End the future with the error of a time-out; the operation is still in flight."""
         if self._completion is not None:
             self.fail(self._on_timeout(self.timeout or 0.0))
 
@@ -184,13 +184,13 @@ class Operation:
         return self._error
 
     def finish_later(self) -> None:
-        """Have the result put into the tensors although no thread waits for it."""
+        """Have the completer thread put the result into the tensors, since no other thread waits for it."""
         if not self._done and self._future is None and not sys.is_finalizing():
             _completer.add(self)
 
 
 def future_of(outputs: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
-    """Return a future that has these tensors as its value."""
+    """Return a complete future whose value is a list of these tensors."""
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=_devices(outputs))
     future.set_result(list(outputs))
     return future
@@ -201,16 +201,16 @@ def _devices(tensors: Sequence[torch.Tensor]) -> list[int | str | torch.device]:
 
 
 class _Completer:
-    """The thread that waits for operations whose futures were asked for: C++ waits for those without Python."""
+    """The thread that completes futures of operations: C++ code that waits for a future runs no Python."""
 
     def __init__(self) -> None:
         self._new: queue.SimpleQueue[Operation] = queue.SimpleQueue()
         self._pid = 0
         self.thread: threading.Thread | None = None
-        self._lock = threading.RLock()  # the garbage collector may run in `add`, and call it for a work that it drops
+        self._lock = threading.RLock()  # in `add`, garbage collection may drop a work, which calls `add` again
 
     def add(self, operation: Operation) -> None:
-        """Have an operation completed; start the thread if this process has none."""
+        """Give an operation to the thread; start the thread if this process has none."""
         with self._lock:
             if self._pid != os.getpid():
                 self._new = queue.SimpleQueue()
@@ -223,7 +223,7 @@ class _Completer:
 
     @staticmethod
     def _run(new: queue.SimpleQueue[Operation]) -> None:
-        pending: dict[Operation, float] = {}  # with the time at which the future of each ends
+        pending: dict[Operation, float] = {}  # with the deadline of each future
         while True:
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -236,7 +236,7 @@ class _Completer:
                     is_done = operation.help(_LOOK_SECONDS) if operation is first else operation.is_done()
                     if not is_done and time.monotonic() > deadline:
                         operation.expire()
-                except Exception as error:  # of this operation: the others go on
+                except Exception as error:  # it concerns only this operation
                     operation.fail(error)
                     is_done = True
                 if is_done:
@@ -247,11 +247,11 @@ _completer = _Completer()
 
 
 class HvdWork(dist.Work):
-    """The work of a call of a process group, which the call returns.
+    """The `Work` that an operation of a process group returns.
 
     Args:
-        operations: What the call has started.
-        outputs: The tensors that have the result.
+        operations: The operations that the call has started.
+        outputs: The tensors that get the result.
     """
 
     def __init__(self, operations: Sequence[Operation], outputs: Sequence[torch.Tensor]) -> None:
@@ -261,10 +261,10 @@ class HvdWork(dist.Work):
         self._outputs = outputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the result; True if it is there.
+        """Wait for the result; return True.
 
         Args:
-            timeout: None or 0: as long as the group waits.
+            timeout: None or 0 for the operation's timeout.
 
         Raises:
             HorovodInternalError: The operation has failed.
@@ -291,7 +291,7 @@ class HvdWork(dist.Work):
         return next((operation.error for operation in self.operations if operation.error is not None), None)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future whose value is the list of the outputs. Another thread completes it."""
+        """Return a future for the list of the outputs. If the engine does not overlap, it is complete already."""
         if len(self.operations) == 1:
             return self.operations[0].future()
         if not self.operations:

@@ -1,8 +1,8 @@
-"""Making process groups, and whose the engine is.
+"""The creation of process groups, and the ownership of the engine.
 
-A process has one engine. If it runs when `init_process_group` is called, since `hvd.init()` was called before, the
-default group uses it and leaves it alone. Else `init_process_group` starts it, and it ends with the default group; in
-between `hvd.init()` does nothing.
+A process has one engine. If `hvd.init()` has started it before `init_process_group` is called, the default group uses
+it and does not end it. Else `init_process_group` starts it, and it ends with the default group; until then `hvd.init()`
+does nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from horovodlike.torch.distributed import _meeting
 from horovodlike.torch.distributed._team import Team
 from horovodlike.torch.distributed.process_group import HvdProcessGroup
 
-_stall_limit = 0.0  # of the engine that a group has started: seconds after which it ends the job
-_sets: dict[tuple[int, ...], int] = {}  # by ranks, the process sets of groups
+_stall_limit = 0.0  # the engine's stall limit in seconds, if a group has set it on starting the engine; else 0
+_sets: dict[tuple[int, ...], int] = {}  # by ranks, the ids of the process sets of groups
 
 
 def _forget() -> None:
@@ -33,7 +33,7 @@ def _forget() -> None:
 
 
 basics.on_shutdown(_forget)
-basics.on_init(lambda _: _forget())  # in a forked child there is no shutdown before
+basics.on_init(lambda _: _forget())  # a forked child begins without a shutdown
 
 
 def create(options: Any, backend_options: object) -> HvdProcessGroup:
@@ -41,10 +41,11 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
 
     Args:
         options: torch's `_DistributedBackendOptions`.
-        backend_options: The `pg_options` of the caller: the backend has none.
+        backend_options: The caller's `pg_options`; must be None, since the backend has no options.
 
     Raises:
         TypeError: There are backend options.
+        ValueError: The ranks are not in ascending order, or the engine does not run on all ranks of the job.
         RendezvousError: The ranks could not find or trust each other, or do not agree about the job.
         ConfigError: A setting or an environment variable has a bad value.
     """
@@ -57,7 +58,7 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
     if ranks != sorted(ranks):
         raise ValueError(f"the backend hvd needs the ranks of a group in ascending order, got {ranks}")
     is_default = not options.global_ranks_in_group
-    # A store may outlive a group, as that of torchrun does, and has the keys of groups of the same name before.
+    # A store may outlive a group, as torchrun's does, and then has the keys of earlier groups of the same name.
     life = options.store.add(f"lives/{options.group_rank}", 1)
     store = PrefixStore(f"life/{life}", options.store)
     on_close = functools.partial(_end_engine, -1)
@@ -99,7 +100,7 @@ def _join(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
 
 
 def _set_of(ranks: tuple[int, ...]) -> int:
-    """Return the process set of these ranks; it is registered when the first group needs it, and stays."""
+    """Return the id of these ranks' process set. The first group that needs it registers it, and it stays."""
     if len(ranks) == basics.size():
         return 0
     if ranks not in _sets:
@@ -108,6 +109,6 @@ def _set_of(ranks: tuple[int, ...]) -> int:
 
 
 def _end_engine(generation: int) -> None:
-    """End the engine when the group is closed that has started it; in a job that is broken, too."""
+    """End the engine of this generation, also in a broken job; -1: the group that is closed has not started one."""
     if generation == basics.generation():
         basics.shutdown()

@@ -1,8 +1,8 @@
-"""The process group of the backend `hvd`: torch.distributed's operations by the engine's.
+"""The process group of the backend `hvd`, which carries out the operations of torch.distributed by the engine.
 
-PyTorch calls methods by their old and by their new names, from Python and, for some of them, from C++, which passes
-lists and options; Python code may also leave the options out. All operations return a `Work`. If the options say that
-the caller waits (`asyncOp`), they are carried out in the call.
+PyTorch calls the methods by their old and by their new names, from Python and some also from C++. C++ passes lists and
+options; Python code may leave the options out. All operations return a `Work`. If the option `asyncOp` is false, the
+call carries the operation out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # ty
     of its ranks; if they do not agree about an operation, it raises `MismatchError` on all of them.
 
     Args:
-        team: Its ranks.
+        team: The ranks of the group.
         on_close: Called when the group is destroyed or aborted.
     """
 
@@ -78,7 +78,7 @@ class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # ty
     group_desc = property(getGroupDesc)
 
     def get_group_store(self) -> Store:
-        """Return the store by which the ranks have met."""
+        """Return the store through which the ranks have met."""
         return self._team.store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -89,15 +89,15 @@ class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # ty
         return self._team.count
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Have waits of operations that are started from now on take so long at most."""
+        """Set the limit of waits for operations that are started from now on."""
         self._team.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
-        """Destroy the group; if `init_process_group` has started the engine, that ends with the default group."""
+        """Destroy the group. The default group also ends the engine, if `init_process_group` has started it."""
         self._close("has been destroyed")
 
     def abort(self) -> None:
-        """Do as `shutdown`: the operations of all ranks that are in flight fail when the engine ends."""
+        """Do the same as `shutdown`: operations in flight fail on all ranks when the engine ends."""
         self._close("has been aborted")
 
     def _close(self, why: str) -> None:
@@ -117,16 +117,16 @@ class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # ty
     def barrier(  # type: ignore[override]  # torch has overloads
         self, opts: Any = None, timeout: timedelta | None = None
     ) -> HvdWork:
-        """Complete when all ranks have come to it."""
+        """Return a work that is complete when all ranks have called this."""
         given = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", timeout)
         return self.start(Kind.BARRIER, "", (), (), (), opts, given)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Return when all ranks have come to it; the ranks say so in the store, so that it works where others hang.
+        """Return when all ranks have called this. It uses only the store, so that it works where other operations hang.
 
         Raises:
-            DistBackendError: Some ranks have not come in time. The message names them; without `wait_all_ranks` the
-                first of them.
+            DistBackendError: Some ranks did not call this in time. The message names them; without `wait_all_ranks`
+                only the first of them.
         """
         self._team.check_open()
         seconds = seconds_of(timeout) or self._team.timeout

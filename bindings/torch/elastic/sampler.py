@@ -1,4 +1,4 @@
-"""`ElasticSampler`: the rest of an epoch, divided among the ranks that there are."""
+"""`ElasticSampler`: a sampler that divides the rest of an epoch among the job's current ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides among the ranks what has not been processed yet in this epoch.
+    """Divides the samples that have not been processed yet in this epoch among the ranks.
 
     All ranks have to use the same batch size, and to record each batch before they commit::
 
@@ -25,25 +25,25 @@ class ElasticSampler(Sampler[int]):
             state.commit()
         state.sampler.set_epoch(epoch + 1)
 
-    Ranks get the indices in turn, so what n ranks have processed in k batches is the beginning of the order, and an
-    epoch that is resumed with other ranks continues behind it. So that all ranks have as many, some indices may occur
-    twice at the end. Where each sample must count once, use `horovodlike.data.DynamicPartition`.
+    Ranks get the indices in turn. So the indices that all ranks have processed after a batch are the first ones of the
+    epoch's order, and an epoch that is resumed with other ranks continues after them. Indices may be repeated at the
+    end, so that all ranks get the same number. If each sample must count once, use `horovodlike.data.DynamicPartition`.
 
-    Not for several threads at a time.
+    Not thread-safe.
 
     Args:
-        dataset: Whose length counts; it stays as long as it is.
-        shuffle: Whether the order is another one in each epoch. It is the same on all ranks.
-        seed: Of the order; the same on all ranks.
+        dataset: The data set. Only its length is used, which must not change.
+        shuffle: True for a different order in each epoch, the same on all ranks.
+        seed: The seed of the order; the same on all ranks.
 
     Attributes:
         epoch: The number of the epoch.
-        processed_num: How many samples all ranks together have processed in it.
-        num_replicas: How many ranks share the rest.
-        rank: This process's place among them.
-        remaining_indices: The rest, in its order.
-        num_samples: How many of them this rank gets.
-        total_size: How many all ranks get.
+        processed_num: Number of samples that all ranks together have processed in this epoch.
+        num_replicas: Number of ranks that share the remaining indices.
+        rank: The rank of this process.
+        remaining_indices: The indices that were not processed at the last `reset`, in the epoch's order.
+        num_samples: Number of indices that each rank gets.
+        total_size: Number of indices that all ranks together get.
 
     Raises:
         ValueError: Not initialised.
@@ -63,40 +63,40 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing has been processed. To be called when the one before has ended.
+        """Begin an epoch, with no samples processed yet. Call this at the end of the previous epoch.
 
-        Called at the beginning it would forget what had been processed before the ranks changed.
+        A call at the beginning of an epoch that is resumed would drop the count of samples processed before.
         """
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each rank has processed a batch. It counts when the state is committed.
+        """Record that each rank has processed a batch. The next commit of the state makes this permanent.
 
         Args:
             batch_idx: Not needed.
-            batch_size: How many samples each rank has processed.
+            batch_size: Number of samples that each rank has processed.
         """
         del batch_idx
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and how much of it has been processed."""
+        """Return the epoch, and the number of samples that have been processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another sampler was, and divide the rest anew.
+        """Continue from the state of another sampler, and divide its remaining indices among the current ranks.
 
         Raises:
-            KeyError: It is not what `state_dict` returned.
+            KeyError: The argument lacks a key of `state_dict`.
         """
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide the rest of the epoch among the ranks that there are now."""
+        """Divide the rest of the epoch among the current ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         indices = list(range(len(self.dataset)))
         if self.shuffle:
@@ -106,10 +106,10 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        """Return this rank's indices, from the beginning of the rest."""
-        again_and_again = itertools.cycle(self.remaining_indices)  # it may have fewer than there are ranks
+        """Return an iterator over this rank's indices."""
+        again_and_again = itertools.cycle(self.remaining_indices)  # there may be fewer indices than ranks
         return itertools.islice(again_and_again, self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """Return how many indices this rank gets."""
+        """Return the number of indices that this rank gets."""
         return self.num_samples

@@ -1,6 +1,6 @@
-"""`TorchState`: what elastic training saves, restores and sends to new ranks, for PyTorch.
+"""`TorchState`: the state that elastic training with PyTorch saves, restores and sends to new ranks.
 
-A `StateHandler` says how values of a type are saved, restored and brought to the same value on all ranks.
+A `StateHandler` defines how values of a type are saved, restored and brought to the same value on all ranks.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = [
 class StateHandler(ABC):
     """Saves one value of a `TorchState`.
 
-    Classes of one's own go into the registry (`set_handler_registry`). One thread at a time.
+    Add your own subclasses to the registry with `set_handler_registry`. Not thread-safe.
 
     Args:
-        value: What to save. Nothing is saved yet.
+        value: The value to save. The constructor does not save it yet.
 
     Attributes:
-        value: The same, or what `set_value` was given since.
-        saved: What `save` has kept, which can be pickled: it is part of what `State.persist` writes.
+        value: The value that is saved; `set_value` replaces it.
+        saved: The copy that `save` has made. It must be picklable, because `State.persist` writes it to disk.
     """
 
     saved: Any = None
@@ -68,27 +68,27 @@ class StateHandler(ABC):
 
     @abstractmethod
     def sync(self, root_rank: int) -> None:
-        """Give the value the state that it has on one rank. All ranks call it; what was saved stays as it is.
+        """Give the value the state that it has on rank `root_rank`. All ranks call this. The saved copy stays as it is.
 
         Raises:
-            HorovodInternalError: The job is broken, or the values of the ranks do not fit together.
+            HorovodInternalError: The job is broken, or the ranks' values do not match, for example in shape.
         """
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Return the tensors that collectives may have made; before they are saved, all are waited for."""
+        """Return the tensors that collectives may have written; before a save the host waits for all of them."""
         return ()
 
     def set_value(self, value: Any) -> None:
-        """Take another value, and save it."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
 
     def reset(self) -> None:  # noqa: B027 - most have nothing to do
-        """Adapt the value to a job of other ranks, which has just begun. No collective."""
+        """Adapt the value to the job's new ranks, after the job has restarted. No collective."""
 
 
 def _snapshot(value: Any, before: Any = None) -> Any:
-    """Return a deep copy, of which tensors are in the memory of an earlier one where they fit."""
+    """Return a deep copy; its tensors reuse the memory of those in `before`, an earlier copy, where possible."""
     if isinstance(value, torch.Tensor):
         return _copy_of(value, before)
     if type(value) is dict:
@@ -111,8 +111,8 @@ def _copy_of(tensor: torch.Tensor, before: Any) -> torch.Tensor:
 class ModelStateHandler(StateHandler):
     """Saves the parameters and buffers of a module, also buffers that its `state_dict` leaves out.
 
-    They are restored and synchronized in place: optimizers and compiled functions that hold them still do. What
-    submodules return from `get_extra_state` is saved as well.
+    They are restored and synchronized in place, so optimizers and compiled functions can keep references to them. The
+    results of the submodules' `get_extra_state` are saved as well.
     """
 
     value: torch.nn.Module
@@ -165,11 +165,11 @@ class ModelStateHandler(StateHandler):
             if tensor.shape == saved[name].shape:
                 tensor.copy_(saved[name])
             else:
-                tensor.data = saved[name].clone()  # a buffer that grows, say
+                tensor.data = saved[name].clone()  # for example a buffer that grows
         self._set_extra_state(_snapshot(self.saved["extra"]))
 
     def sync(self, root_rank: int) -> None:
-        """Broadcast the tensors in place, and the rest as objects."""
+        """Broadcast the tensors in place, and the extra state as an object."""
         self._resize_buffers(root_rank)
         broadcast_parameters(self._tensors(), root_rank)
         if self._with_extra_state():
@@ -185,16 +185,16 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """Saves the state of an optimizer: what it holds for each parameter, and all options of its groups.
+    """Saves the state of an optimizer: the state of each parameter, and all options of its parameter groups.
 
-    What the `GradientReducer` of a `DistributedOptimizer` remembers is saved as well; a new rank takes over the part
-    that is the same on all ranks.
+    The state of a `DistributedOptimizer`'s `GradientReducer` is saved as well; a new rank receives the part of it that
+    is equal on all ranks.
     """
 
     value: torch.optim.Optimizer
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Return the parameters, after which whatever the optimizer makes of their gradients is there, too."""
+        """Return the parameters: waiting for their GPUs' streams completes the optimizer's state there as well."""
         return itertools.chain.from_iterable(group["params"] for group in self.value.param_groups)
 
     def save(self) -> None:
@@ -204,7 +204,7 @@ class OptimizerStateHandler(StateHandler):
         self.saved = _snapshot(state, self.saved)
 
     def restore(self) -> None:
-        """Load the state. Gradients are dropped: those of an unfinished step count no more."""
+        """Load the saved state, and drop the gradients of an unfinished step."""
         state = _snapshot(self.saved)
         load_exactly(self.value, state["optimizer"])
         reducer = reducer_of(self.value)
@@ -213,7 +213,7 @@ class OptimizerStateHandler(StateHandler):
         self.value.zero_grad(set_to_none=True)
 
     def sync(self, root_rank: int) -> None:
-        """Load the root's state, of which there may be more or less than here."""
+        """Load the root's state, which may have more or fewer entries than the state of this rank."""
         broadcast_optimizer_state(self.value, root_rank)
         reducer = reducer_of(self.value)
         if reducer is not None:
@@ -221,23 +221,23 @@ class OptimizerStateHandler(StateHandler):
             reducer.load_state_dict({**reducer.state_dict(), **shared})
 
     def reset(self) -> None:
-        """Drop the gradients: backward passes are counted anew."""
+        """Drop the gradients: backward passes are counted from 0 again."""
         self.value.zero_grad(set_to_none=True)
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with its state as a dictionary: a learning rate scheduler, a gradient scaler, a partition of data."""
+    """An object that returns and loads its state: a learning rate scheduler, gradient scaler or `DynamicPartition`."""
 
     def state_dict(self) -> Any:
         """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take over a state."""
+        """Load a state."""
 
 
 class StateDictHandler(StateHandler):
-    """Saves anything that has `state_dict` and `load_state_dict`, which is given a copy of its own."""
+    """Saves any object with `state_dict` and `load_state_dict`; `load_state_dict` gets a copy of the saved state."""
 
     value: Stateful
 
@@ -255,12 +255,12 @@ class StateDictHandler(StateHandler):
 
 
 class SamplerStateHandler(StateDictHandler):
-    """Saves an `ElasticSampler`, which divides its rest among the ranks of each job."""
+    """Saves an `ElasticSampler`, and divides its remaining indices again when the job restarts."""
 
     value: ElasticSampler
 
     def reset(self) -> None:
-        """Divide the rest anew."""
+        """Divide the remaining indices among the job's new ranks."""
         self.value.reset()
 
 
@@ -275,7 +275,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return pairs of a type and what makes a `StateHandler` of a value of that type. The first that fits counts."""
+    """Return pairs of a type and a factory of `StateHandler`s for values of it. The first pair that matches is used."""
     return list(_registry)
 
 
@@ -295,7 +295,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 def handler_of(value: Any) -> StateHandler | None:
     """Return the handler of a value, with nothing saved yet; None if the value is saved as an object."""
-    if isinstance(value, type):  # it has its methods, but no state
+    if isinstance(value, type):  # a class has the methods of `Stateful`, but no state
         return None
     for kind, make in _registry:
         if isinstance(value, kind):
@@ -304,27 +304,27 @@ def handler_of(value: Any) -> StateHandler | None:
 
 
 class TorchState(ObjectState):
-    """The state of a training with PyTorch: everything that changes during it.
+    """The state of a training run with PyTorch: all values that change during the run.
 
-    Values of types that the handler registry knows are saved by their handlers: modules, optimizers, `ElasticSampler`,
-    and anything with `state_dict` and `load_state_dict`, such as learning rate schedulers, gradient scalers and
-    `horovodlike.data.DynamicPartition`. They stay the same objects. Others are saved as deep copies. All are
-    attributes of the state. A value with a handler is saved at once when it is assigned.
+    Values of types in the handler registry are saved by their handlers, and stay the same objects: modules, optimizers,
+    `ElasticSampler`, and anything with `state_dict` and `load_state_dict`, such as learning rate schedulers, gradient
+    scalers and `horovodlike.data.DynamicPartition`. Other values are saved as deep copies. All values are attributes of
+    the state. A value with a handler is saved as soon as it is assigned.
 
-    `restore` brings back every bit of what was saved last. Gradients are not part of it: they are dropped when the
-    state is restored and when the job begins anew, because backward passes are counted anew then.
+    `restore` brings back exactly the values that were saved last. Gradients are not saved: they are dropped when the
+    state is restored and when the job restarts, because backward passes are then counted from 0 again.
 
-    `sync` takes everything from the rank that has committed most, and saves it. An optimizer may hold more there than
-    here, or less: what is made in the first step comes along, and so does the lack of it.
+    `sync` takes all values from the rank with the most commits, and saves them. The optimizer state of that rank
+    replaces this rank's, even if only one of them has the entries that the optimizer creates in its first step.
 
     Args:
-        model: Of the same parameters and buffers on all ranks.
-        optimizer: Wrapped in a `DistributedOptimizer` or not.
-        **kwargs: More values, by the names of the attributes.
+        model: A model with the same parameters and buffers on all ranks.
+        optimizer: An optimizer, wrapped in a `DistributedOptimizer` or not.
+        **kwargs: More values; each name becomes an attribute.
 
     Raises:
         ValueError: A module is lazy and has not seen its input yet; a list or dictionary holds values that need
-            handlers; or a name is one of the state's own.
+            handlers; or a name is already an attribute of this class.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class TorchState(ObjectState):
         ObjectState.save(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, and save it if it has a handler."""
+        """Set an attribute, and save the value if it has a handler."""
         object.__setattr__(self, name, value)
         kept = self.__dict__.get("_handlers", {}).get(name)
         if kept is not None and isinstance(value, type(kept.value)):
@@ -360,11 +360,10 @@ class TorchState(ObjectState):
             ObjectState.save(self)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory.
+        """Keep a copy of all values in memory.
 
         Raises:
-            HorovodInternalError: The job has ended, and what is on a GPU may not be worth saving; what was saved before
-                is kept.
+            HorovodInternalError: The job has ended, so tensors on a GPU may lack results; the previous copies are kept.
         """
         if gpu.finish(tensor for handler in self._handlers.values() for tensor in handler.tensors()):
             check_results()
@@ -373,16 +372,16 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the values that were saved last."""
         super().restore()
         for handler in self._handlers.values():
             handler.restore()
 
     def sync(self) -> None:
-        """Take everything from the rank that has committed most, and save it. Collective.
+        """Take all values from the rank with the most commits, and save them. Collective.
 
         Raises:
-            HorovodInternalError: The job is broken, or the ranks have models that do not fit together.
+            HorovodInternalError: The job is broken, or the ranks' models have different parameters.
         """
         root = self.elect_root()
         for name in sorted(self._handlers):
@@ -390,16 +389,16 @@ class TorchState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Adapt to other ranks: drop gradients, and divide what samplers have left."""
+        """Adapt to the job's new ranks: drop gradients, and divide the samplers' remaining indices again."""
         super().reset()
         for handler in self._handlers.values():
             handler.reset()
 
     def saved_to_bytes(self) -> bytes:
-        """Return a pickle of everything as it was saved.
+        """Return a pickle of all values that were saved last.
 
         Raises:
-            NotImplementedError: A handler does not say what it has saved.
+            NotImplementedError: A handler's `save` does not keep its copy in `saved`.
         """
         for name, handler in self._handlers.items():
             if handler.saved is None:
@@ -410,10 +409,10 @@ class TorchState(ObjectState):
         return dumps((super().saved_to_bytes(), saved))
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Read the pickle.
+        """Read a pickle that `saved_to_bytes` made.
 
         Raises:
-            ValueError: It is that of a state with other values.
+            ValueError: It is the pickle of a state whose values with handlers have other names.
         """
         objects, of_handlers = pickle.loads(saved)
         if of_handlers.keys() != self._handlers.keys():
@@ -427,7 +426,7 @@ class TorchState(ObjectState):
 
 
 def _check_has_no_handled_part(name: str, value: Any) -> None:
-    """Refuse what a deep copy would tear away from the rest: a list of modules, say, from their optimizer."""
+    """Refuse containers of values with handlers: a deep copy would separate modules, say, from their optimizer."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
     for part in parts:
         if handler_of(part) is not None:

@@ -1,6 +1,6 @@
-"""The package ``horovod`` as a script sees it, above the frameworks' modules.
+"""The top-level package ``horovod`` as scripts see it, without the modules of the frameworks.
 
-The modules below have Horovod's names and shapes because scripts import them; each leads to horovodlike's own.
+The modules in it have the names and contents of Horovod's, because scripts import them; they call horovodlike's code.
 """
 
 from horovodlike.compat import API_VERSION

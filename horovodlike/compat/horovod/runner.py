@@ -1,4 +1,4 @@
-"""The module ``horovod.runner`` as a script sees it: a function on several processes."""
+"""The module ``horovod.runner`` as scripts see it: runs a function in several processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _NeedsNames:
-    """Pickles a function in a pickle of its own: Horovod's names are installed before that one is loaded."""
+    """A function that is pickled in an inner pickle, so that Horovod's names are installed before it is unpickled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -30,7 +30,7 @@ class _NeedsNames:
 
 
 def _restore(data: bytes) -> Any:
-    install(quiet=True)  # the process that pickled `data` has said which Horovod is hidden
+    install(quiet=True)  # the process that pickled `data` has reported a hidden Horovod
     return pickle.loads(data)
 
 
@@ -41,5 +41,5 @@ def run(
     num_proc: int | None = None,
     **options: Any,
 ) -> list[T]:
-    """Do what :func:`horovodlike.run` does; in the ranks, too, ``horovod`` can be imported."""
+    """Run a function as :func:`horovodlike.run` does; the ranks, too, can import ``horovod``."""
     return horovodlike.run(_NeedsNames(func), args, kwargs, num_proc, **options)

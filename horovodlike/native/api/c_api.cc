@@ -1,4 +1,4 @@
-// hvl.h in terms of the engine: its life, its counters and its records.
+// The functions of hvl.h that start, end and observe the engine.
 
 #include "api/c_api.h"
 
@@ -23,8 +23,8 @@ namespace {
 
 thread_local std::string last_error;
 
-// Guards the pointer; taken before any other lock of the engine. A thread that holds it does not call Python: a thread
-// that holds the interpreter's lock may wait for it (bindings/torch/_ops/native_calls.c).
+// Guards current_engine; taken before any other lock of the engine. A thread that holds it must not call Python: a
+// thread that holds the interpreter's lock may be waiting for it (bindings/torch/_ops/native_calls.c).
 std::mutex engine_mutex;
 std::shared_ptr<Engine> current_engine;
 std::atomic<bool> is_child{false};
@@ -60,7 +60,7 @@ Status not_initialized() {
 
 namespace {
 
-// A child is made while no other thread is in the functions that it may use later.
+// Takes the locks that a child may use later, so that no other thread holds them while the process is forked.
 void before_fork() {
   engine_mutex.lock();
   handle_table().lock();
@@ -71,8 +71,8 @@ void after_fork_in_parent() {
   engine_mutex.unlock();
 }
 
-// The engine's thread lives in the parent only: the child forgets the engine, and touches nothing of it but
-// connections.
+// The engine's thread exists in the parent only. The child closes its copies of the engine's connections, and forgets
+// the engine without destroying it.
 void after_fork_in_child() {
   if (current_engine != nullptr) {
     current_engine->close_in_child();
@@ -124,7 +124,7 @@ EngineOptions options_of(const hvl_config& config) {
   return options;
 }
 
-// Local ranks are in the order of ranks, hosts in the order of their lowest ranks.
+// True if the values are in range, local ranks are in the order of ranks, and hosts in the order of their lowest ranks.
 bool is_consistent(const hvl_config& config) {
   if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.slot_depth < 1 ||
       config.slot_bytes < 4096 || config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
@@ -219,7 +219,7 @@ int32_t hvl_job_status(void) {
 int64_t hvl_await_stack_request(void) {
   std::shared_ptr<hvl::HostMemory> memory;
   int local_rank = 0;
-  if (std::shared_ptr<hvl::Engine> running = hvl::engine()) {  // let go of before waiting
+  if (std::shared_ptr<hvl::Engine> running = hvl::engine()) {  // released before waiting
     memory = running->memory();
     local_rank = running->options().local_rank;
   }

@@ -1,4 +1,4 @@
-// The common ground of the functions of hvl.h: the engine that runs, the handles, and how they report errors.
+// Shared by the functions of hvl.h: the running engine, the handles, and the report of errors.
 #pragma once
 
 #include <exception>
@@ -10,18 +10,18 @@ namespace hvl {
 
 // The functions of this file may be called by any thread.
 
-// Null: none runs.
+// The running engine; null if there is none.
 std::shared_ptr<Engine> engine();
-// This process was forked from one in which an engine ran, and has none of its own.
+// True if this process was forked from one with a running engine, and has not started its own.
 bool is_forked_child();
 HandleTable& handle_table();
 
-// Keeps the message for hvl_last_error().
+// Keeps the message of an error for hvl_last_error(), and returns the code.
 int32_t report(const Status& status);
-// There is no engine, and why.
+// The error for a call without an engine, with the reason.
 Status not_initialized();
 
-// Calls a function that returns a Status; an exception becomes one, too: none crosses the C API.
+// Calls a function that returns a Status, and reports it. An exception becomes a Status: none crosses the C API.
 template <typename Function>
 int32_t guarded(Function&& function) {
   try {

@@ -1,4 +1,4 @@
-// hvl.h in terms of the engine: requests, from their preparation to their results.
+// The functions of hvl.h for requests, from their preparation to their results.
 
 #include <algorithm>
 #include <cstdlib>
@@ -59,7 +59,7 @@ Status check_device(const Signature& signature, const hvl_callbacks* callbacks, 
 
 constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory
 
-// A tensor whose storage has been given up has a shape and no memory: its address is null, or its offset from there.
+// Rejects a tensor whose storage has been freed: it has a shape, but its address is null, or its offset in the storage.
 // A scatter reads the root's inputs only.
 Status check_memory(const Operation& operation, int rank, const uintptr_t* inputs, const uintptr_t* outputs) {
   const Signature& signature = operation.signature;
@@ -109,7 +109,7 @@ Status enqueue_copied(Engine* engine, const hvl_prepared& prepared, uintptr_t da
   return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle, true) : status;
 }
 
-// Enqueues the requests before the first one that is refused.
+// Enqueues the requests in order, until one is rejected.
 Status enqueue_all(Engine* engine, hvl_prepared* const* prepared, const uintptr_t* data, int32_t count,
                    const GpuRequestPtr& gpu, int64_t* handles) {
   Status status;
@@ -142,7 +142,7 @@ Status post(Engine* engine, MessageRequestPtr request, uintptr_t data, int64_t* 
 
 thread_local int64_t last_handle = 0;
 
-// The value that an enqueue returns.
+// The return value of a call that enqueues one request or message; hvl_last_handle() returns its handle.
 int64_t outcome(int32_t status, int64_t handle) {
   last_handle = status == HVL_OK ? handle : 0;
   return status == HVL_OK ? handle : -status;
@@ -183,12 +183,12 @@ int64_t post(bool is_send, uintptr_t data, int64_t num_bytes, int32_t dtype, int
   return outcome(status, handle);
 }
 
-// HVL_OK: none of them is in progress.
+// Waits until no handle is in progress any more (HVL_OK), or until the deadline or a signal (HVL_IN_PROGRESS).
 hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline) {
   std::shared_ptr<Engine> running = engine();
   if (running != nullptr) return running->wait(handles, count, deadline);
   if (is_forked_child()) return HVL_IN_PROGRESS;
-  // The engine may be about to end, and then completes everything.
+  // An engine that is about to end completes all requests.
   while (count > 0 && handle_table().wait(handles[count - 1], deadline) != HVL_IN_PROGRESS) --count;
   return count == 0 ? HVL_OK : HVL_IN_PROGRESS;
 }
@@ -198,7 +198,7 @@ Status unfinished() {
   return Status(HVL_IN_PROGRESS, "not complete yet");
 }
 
-// HVL_OK: the handle is complete, and its result is there.
+// Waits for the result of a complete request. HVL_OK: the request is complete, and its result is valid.
 hvl_status state_with_result(int64_t handle, uint64_t deadline) {
   const hvl_status state = handle_table().poll(handle);
   if (state != HVL_OK) return state;
@@ -209,12 +209,12 @@ Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t
   return handle_table().hold_up_for_results(handles, count, stream, deadline, engine() != nullptr);
 }
 
-// Whether the handles must not be consumed: the results are not there yet, or the stream is being captured.
+// True if the handles must not be consumed: the results are not valid yet, or the stream is being captured.
 bool leaves_handles(const Status& held) {
   return held.code() == HVL_INVALID_ARGUMENT || held.code() == HVL_IN_PROGRESS;
 }
 
-// The result of a handle that was found in this state, if it must be complete.
+// Consumes a handle that is in this state, and returns the result of its request. An error if it is not complete.
 Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs,
               hvl_received* received = nullptr) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");

@@ -1,5 +1,5 @@
-// Monotonic time in nanoseconds, and sleeping for a time on a 32-bit word, within a process or across processes that
-// share the word's memory.
+// Monotonic time in nanoseconds; and futexes: a thread sleeps on a 32-bit word, within a process or across processes
+// that share the word's memory.
 #pragma once
 
 #include <linux/futex.h>
@@ -24,7 +24,7 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// At most a century, so that sums do not overflow.
+// Returns at most a century, so that sums do not overflow.
 inline uint64_t to_ns(double seconds) {
   constexpr double kCentury = 3.2e9;
   if (!(seconds > 0)) return 0;
@@ -34,13 +34,13 @@ inline uint64_t to_ns(double seconds) {
 // The longest time that a rank waits for the others when it shuts down.
 constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
-// How long a rank that has lost something waits for another one, or for its own engine, to say why.
+// The time that a rank, after an error, waits for another rank or its own engine to report the cause.
 constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 
 enum class FutexScope { kProcess, kHost };
 
-// Sleeps while *word == expected, at most `timeout` nanoseconds. Returns EINTR if a signal came, else 0; spurious
-// returns are possible, so the caller looks again.
+// Sleeps while *word == expected, at most `timeout` nanoseconds. Returns EINTR after a signal, else 0. It may also
+// return for no reason, so the caller must check its condition again.
 inline int futex_wait(std::atomic<uint32_t>* word, uint32_t expected, uint64_t timeout, FutexScope scope) {
   timespec relative{static_cast<time_t>(timeout / kSecond), static_cast<long>(timeout % kSecond)};
   int operation = scope == FutexScope::kProcess ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;

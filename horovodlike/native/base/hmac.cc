@@ -38,7 +38,7 @@ void compress(Sha256::State* state, const uint8_t* blocks, size_t count) {
 
 }  // namespace
 
-// The letters are those of section 6.2.2 of the standard.
+// Variables are named as in section 6.2.2 of FIPS 180-4.
 void sha256_blocks_portable(Sha256::State* state, const uint8_t* blocks, size_t count) {
   for (; count > 0; --count, blocks += Sha256::kBlockBytes) {
     uint32_t w[64];
@@ -63,13 +63,13 @@ void sha256_blocks_portable(Sha256::State* state, const uint8_t* blocks, size_t 
 
 #if HVL_X86_DISPATCH
 
-// The instructions keep the eight words in two registers, and do two rounds with the four words of the one that the
-// other four make way for.
+// Two registers hold the eight words of the state: ABEF and CDGH. An instruction does two rounds: it writes the new
+// ABEF over CDGH, and the old ABEF is the new CDGH.
 HVL_TARGET_SHA void sha256_blocks_x86(Sha256::State* state, const uint8_t* blocks, size_t count) {
   constexpr int kReversed = 0x1b;
   const __m128i to_big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   auto* halves = reinterpret_cast<__m128i*>(state->data());
-  // Registers are named from their highest word down.
+  // The names give the words of a register, the highest one first.
   const __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128(halves), kReversed);
   const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(halves + 1), kReversed);
   __m128i abef = _mm_unpackhi_epi64(efgh, abcd);
@@ -128,7 +128,7 @@ void Sha256::add(const void* bytes, size_t num_bytes) {
 
 Sha256::Digest Sha256::digest() const {
   Sha256 padded = *this;
-  // A bit that is set, zeros, and the number of bits, so that blocks are full.
+  // The padding fills the last block: a set bit, zeros, and the number of bits of the message.
   uint8_t padding[kBlockBytes + 8] = {0x80};
   const size_t held = num_bytes_ % kBlockBytes;
   const size_t num_zeros = (held < kBlockBytes - 8 ? kBlockBytes : 2 * kBlockBytes) - held - 8;

@@ -1,4 +1,4 @@
-// Writing JSON: strings, and points in time.
+// Output of JSON: strings, and points in time.
 #pragma once
 
 #include <cstdio>
@@ -25,7 +25,7 @@ inline std::string quoted(const std::string& text) {
   return json + '"';
 }
 
-// Converts now_ns() times to time since the epoch, by the difference at construction.
+// Converts now_ns() times to time since the epoch, with the offset between the clocks at construction.
 class EpochClock {
  public:
   EpochClock() {

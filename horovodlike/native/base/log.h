@@ -18,7 +18,7 @@ inline bool is_logged(LogLevel level) {
   return static_cast<int>(level) >= log_threshold.load(std::memory_order_relaxed);
 }
 
-// There is nowhere to report that standard error cannot be written. Thread-safe; one line, written at once.
+// Writes a line with one system call. Thread-safe. Ignores an error: there is nowhere to report it.
 inline void write_line(const std::string& line) {
   if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
@@ -29,7 +29,7 @@ inline void log(LogLevel level, const std::string& text) {
   write_line(std::string("horovodlike ") + kNames[static_cast<int>(level)] + ": " + text + "\n");
 }
 
-// The same for output that the user has asked for: it has no level.
+// Writes output that the user has asked for. It has no level, so it is always written.
 inline void tell(const std::string& text) { write_line("horovodlike: " + text + "\n"); }
 
 }  // namespace hvl

@@ -10,7 +10,7 @@
 
 namespace hvl {
 
-// A buffer for bytes under way: kept from one use to the next, not initialised.
+// A buffer for temporary data. Its memory is kept for the next use, and not initialised.
 class Buffer {
  public:
   // Returns at least `num_bytes` bytes. If the buffer must grow, its contents are lost.
@@ -34,10 +34,10 @@ class Buffer {
   size_t num_bytes_ = 0;
 };
 
-// Keeps `memory`, to which something outside of this library may still write, as long as the process lives. Any thread.
+// Never frees `memory`: code outside of this library, or a device, may still use it. Any thread.
 inline void leak(void* memory) {
   static std::mutex mutex;
-  static auto* kept = new std::vector<void*>;  // outlives all that runs at exit
+  static auto* kept = new std::vector<void*>;  // outlives functions that run at exit
   std::lock_guard<std::mutex> lock(mutex);
   kept->push_back(memory);
 }

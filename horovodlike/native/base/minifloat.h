@@ -1,5 +1,5 @@
-// Minifloats (floating-point numbers of less than 32 bits) to float32 and back: rounding to nearest even, subnormals
-// exact, NaN stays NaN.
+// Conversion of minifloats (floating-point numbers of less than 32 bits) to float32 and back: rounding to nearest even,
+// subnormals exact, NaN stays NaN.
 //
 // The code has no branches, so that the same templates serve a single value and a vector of values: `Bits` is uint32_t
 // or a vector of it, `Float` the float or vector of floats of the same size. The method (let the floating-point adder
@@ -22,19 +22,19 @@ HVL_ALWAYS_INLINE To bit_cast(From from) {
   return to;
 }
 
-// The parts of a minifloat T where they are in a float32, and of the conversion.
+// The format of a minifloat T, and the constants of its conversion: bits at their positions in a float32.
 template <class T>
 struct MinifloatFormat {
   static constexpr int kShift = 23 - T::kFractionBits;
-  static constexpr int kToSign = 32 - 8 * static_cast<int>(sizeof(T));  // from its sign to float32's
+  static constexpr int kToSign = 32 - 8 * static_cast<int>(sizeof(T));  // shift from its sign bit to float32's
   static constexpr uint32_t kSign = 0x80000000u >> kToSign;
   static constexpr uint32_t kTopExponent = (1u << T::kExponentBits) - 1;  // infinity's and NaN's
   static constexpr uint32_t kBias = kTopExponent >> 1;
-  static constexpr uint32_t kRebias = (127u - kBias) << 23;  // from its exponent to float32's
+  static constexpr uint32_t kRebias = (127u - kBias) << 23;  // from its exponent's bias to float32's
   static constexpr uint32_t kSmallestNormal = (128u - kBias) << 23;
 };
 
-// The bits of a T (the low ones of `number`) to the bits of the same number as a float32.
+// Converts the bits of a T, the low bits of `number`, to the bits of the same number as a float32.
 template <class T, class Float, class Bits>
 HVL_ALWAYS_INLINE Bits widen_bits(Bits number) {
   using Format = MinifloatFormat<T>;
@@ -52,7 +52,7 @@ HVL_ALWAYS_INLINE Bits widen_bits(Bits number) {
   return ((magnitude & kSpecial) == kSpecial ? special : finite) | (number & Format::kSign) << Format::kToSign;
 }
 
-// The bits of a float32 to those of the nearest T.
+// Converts the bits of a float32 to the bits of the nearest T.
 template <class T, class Float, class Bits>
 HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
   using Format = MinifloatFormat<T>;
@@ -67,8 +67,8 @@ HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
     return (bits & 0x7fffffffu) > kInfinity ? nan : rounded;
   }
   constexpr uint32_t kNan = Format::kSign - 1;
-  constexpr uint32_t kMost = T::kHasInfinity ? Format::kTopExponent << T::kFractionBits : kNan - 1;  // of magnitudes
-  constexpr uint32_t kOverflow = (kMost << kShift) + Format::kRebias;      // this and anything larger becomes that
+  constexpr uint32_t kMost = T::kHasInfinity ? Format::kTopExponent << T::kFractionBits : kNan - 1;  // max magnitude
+  constexpr uint32_t kOverflow = (kMost << kShift) + Format::kRebias;      // from here on, the result is kMost
   constexpr uint32_t kRounder = Format::kSmallestNormal + (kShift << 23);  // its last place is that of a subnormal T
   const Bits magnitude = bits & 0x7fffffffu;
   const Float rounder = bit_cast<Float>(Bits{} + kRounder);
@@ -81,7 +81,7 @@ HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
   return (magnitude < kOverflow ? finite : special) | (bits & 0x80000000u) >> Format::kToSign;
 }
 
-// A number in the type in which the engine computes with it: float for a minifloat, else its own.
+// Converts a number to the type in which the engine computes: float for a minifloat, else its own type.
 template <class T>
 HVL_ALWAYS_INLINE auto widen(T number) {
   if constexpr (kIsMinifloat<T>) {
@@ -91,7 +91,7 @@ HVL_ALWAYS_INLINE auto widen(T number) {
   }
 }
 
-// Back from there, or from a type with more bits.
+// Converts a number back from that type, or from a type with more bits.
 template <class T, class Value>
 HVL_ALWAYS_INLINE T narrow(Value value) {
   if constexpr (kIsMinifloat<T>) {

@@ -12,7 +12,8 @@ class Status {
  public:
   Status() = default;
   Status(hvl_status code, std::string message) : code_(code), message_(std::move(message)) {}
-  // The connection to a peer is lost, which breaks the job: most often the peer has ended, or found the job broken.
+  // The error that the connection to a peer is lost, which breaks the job. Most often the peer has ended, or has found
+  // the job broken.
   static Status lost(std::string message) {
     Status status(HVL_JOB_BROKEN, std::move(message));
     status.is_lost_ = true;

@@ -2,11 +2,11 @@
 // prefetching.
 //
 // The code of a translation unit between HVL_TARGET_AVX2 or HVL_TARGET_AVX512 and HVL_TARGET_END is compiled for that
-// level, whatever the flags of the build; it may run only where cpu_level() says so. Everything inline that such a unit
-// emits must be its own (templates over a type of an unnamed namespace), or the linker could hand its code to an older
-// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone.
-// HVL_TARGET_SHA marks a single function in the same way; its callers check has_sha_instructions().
-// HVL_UNROLL stands before a loop whose few iterations are to work on registers.
+// level, whatever the flags of the build; it may run only if cpu_level() is at least that level. Inline functions that
+// such a unit emits must be its own (templates over a type of an unnamed namespace): else the linker could choose their
+// code for other units, which run on older processors. No ifunc: its resolvers run before a sanitizer is ready.
+// HVL_NO_DISPATCH builds the baseline only. HVL_TARGET_SHA marks a single function in the same way; its callers check
+// has_sha_instructions(). HVL_UNROLL unrolls the loop after it, whose few iterations then work on registers.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 #define HVL_UNROLL _Pragma("clang loop unroll(full)")
 #define HVL_TARGET(level) HVL_PRAGMA(clang attribute push(__attribute__((target(level))), apply_to = function))
 #define HVL_TARGET_END _Pragma("clang attribute pop")
-#if __clang_major__ >= 18 && __clang_major__ <= 21  // others have no such feature, nor need it
+#if __clang_major__ >= 18 && __clang_major__ <= 21  // others do not have or need this feature
 #define HVL_WIDEST ",evex512"
 #else
 #define HVL_WIDEST
@@ -44,7 +44,7 @@
 #define HVL_X86_DISPATCH 0
 #endif
 #if defined(__aarch64__)
-#define HVL_NEON 1  // which every such processor has: its baseline
+#define HVL_NEON 1  // every AArch64 processor has it
 #include <arm_neon.h>
 #else
 #define HVL_NEON 0
@@ -59,8 +59,8 @@ enum class CpuLevel { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 constexpr bool kDispatch = HVL_X86_DISPATCH != 0;
 
 #if HVL_X86_DISPATCH
-// The registers after CPUID with a leaf; zeros where the processor does not have the leaf. (__builtin_cpu_supports()
-// needs a table which not every compiler's runtime has.)
+// The registers that CPUID returns for a leaf; zeros if the processor does not have the leaf. (__builtin_cpu_supports()
+// needs a table that the runtime libraries of some compilers do not have.)
 struct CpuId {
   explicit CpuId(unsigned leaf) { __get_cpuid_count(leaf, 0, &eax, &ebx, &ecx, &edx); }
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -68,7 +68,7 @@ struct CpuId {
 
 constexpr bool has_all(unsigned value, unsigned bits) { return (value & bits) == bits; }
 
-// A bit for each kind of register that the system saves with a thread.
+// A bit for each kind of register that the operating system saves at a context switch.
 inline unsigned saved_registers() {
   unsigned low, high;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -101,8 +101,8 @@ inline bool has_sha_instructions() {
 constexpr size_t kLine = 64;
 constexpr size_t kPrefetchAhead = 1024;  // bytes: the distance ahead in a loop over arrays
 
-// Begins to fetch memory that will be written: a line from another processor's cache arrives in exclusive state, so
-// that writing it needs no further message.
+// Prefetches memory that will be written: a line from another processor's cache arrives in exclusive state, so that
+// writing to it needs no further message.
 HVL_ALWAYS_INLINE void prefetch_to_write(const char* memory, size_t num_bytes) {
   for (size_t offset = 0; offset < num_bytes; offset += kLine) {
 #if defined(__x86_64__)
@@ -114,7 +114,7 @@ HVL_ALWAYS_INLINE void prefetch_to_write(const char* memory, size_t num_bytes) {
   }
 }
 
-// Begins to fetch memory that will be read, into the level 2 cache.
+// Prefetches memory that will be read, into the level 2 cache.
 HVL_ALWAYS_INLINE void prefetch_to_read(const char* memory, size_t num_bytes) {
   for (size_t offset = 0; offset < num_bytes; offset += kLine) __builtin_prefetch(memory + offset, 0, 2);
 }

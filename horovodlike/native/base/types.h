@@ -28,7 +28,7 @@ struct Minifloat {
   using Bits = Unsigned;
   static constexpr int kExponentBits = kExponent;
   static constexpr int kFractionBits = kFraction;
-  // Else all bits set are NaN, and nothing else is; what is out of range becomes the largest number.
+  // If not, only the pattern of all bits set is NaN, and a number out of range becomes the largest number.
   static constexpr bool kHasInfinity = kInfinity;
   Bits bits;
 };
@@ -38,9 +38,9 @@ using Bfloat16 = Minifloat<uint16_t, 8, 7>;
 using Float8E4m3fn = Minifloat<uint8_t, 4, 3, false>;
 using Float8E5m2 = Minifloat<uint8_t, 5, 2>;
 
-// All data types in the order of their numbers: what hvl.h calls each, its name, and the type of an element. The rest
-// follows: sizes, the numbers that a decoder accepts, how elements are reduced. A bool is a byte, and any but 0 is
-// true.
+// All data types in the order of their numbers: the constant of hvl.h, the name, and the type of an element. Sizes, the
+// numbers that a decoder accepts, and the reduction of elements are derived from this list. A bool is a byte, and any
+// value but 0 is true.
 #define HVL_DATA_TYPES(X)                             \
   X(HVL_UINT8, "uint8", uint8_t)                      \
   X(HVL_INT8, "int8", int8_t)                         \
@@ -67,7 +67,7 @@ constexpr bool kIsMinifloat = std::is_class_v<T>;
 template <class T>
 constexpr bool kIsFloating = kIsMinifloat<T> || std::is_floating_point_v<T>;
 
-// Returns function(zero) for a zero of the type of the elements.
+// Returns function(zero), for a zero of the type that elements of this data type have.
 template <class Function>
 constexpr auto with_type(DataType dtype, Function&& function) {
   switch (dtype) {
@@ -122,7 +122,7 @@ constexpr bool has_root(Kind kind) {
   return kind == HVL_BROADCAST || kind == HVL_GATHER || kind == HVL_SCATTER || kind == HVL_REDUCE;
 }
 
-// True if the sizes of the outputs depend on all ranks.
+// True if the outputs are allocated only when the sizes on all ranks are known.
 constexpr bool allocates(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_ALLTOALL || kind == HVL_GATHER; }
 
 constexpr bool needs_rows(Kind kind) { return allocates(kind) || kind == HVL_REDUCESCATTER; }

@@ -58,7 +58,7 @@ void Adasum::begin(const Batch& batch, const Team& team, std::vector<AveragedMem
     is_double_ |= segment.reduction.dtype == HVL_FLOAT64;
   }
   const uint64_t width = is_double_ ? sizeof(double) : sizeof(float);
-  packed_.make_room(total * width + 1);  // + 1: there is an address
+  packed_.make_room(total * width + 1);  // + 1: not null even if empty
   received_.make_room(part_length(mine_) * width * size_ + 1);
   is_double_ ? pack<double>() : pack<float>();
   exchange_ = Exchange{};
@@ -143,8 +143,8 @@ void Adasum::unpack() {
   }
 }
 
-// Writes the n-th group's average over the n-th row. The member whose row that was has been added up by then, or is the
-// group's first member: groups are in the order of their first members.
+// Writes the average of group n over row n. Row n is not needed any more then: as groups are in the order of their
+// first members, its member is in an earlier group, or is the first member of group n.
 template <typename Real>
 void Adasum::average() {
   Real* rows = reinterpret_cast<Real*>(received_.data.get());
@@ -161,7 +161,7 @@ void Adasum::average() {
   }
 }
 
-// My part of the products.
+// Computes this member's share of the dot products.
 template <typename Real>
 void Adasum::multiply() {
   products_.assign(3 * counts_.size() * num_pairs(), 0.0);

@@ -3,8 +3,8 @@
 //
 // For two vectors: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, which is their sum if they are orthogonal and their
 // mean if they are equal. For more vectors: neighbours are combined, then the results of neighbours, and so on; a
-// vector without a neighbour waits for the next level. Each tensor is a separate vector. Members may be averaged in
-// groups first.
+// vector without a neighbour waits for the next level. Each tensor is a separate vector. Before that, the vectors of
+// groups of members may be averaged.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@
 
 namespace hvl {
 
-// Members whose vectors are added up and divided; the result is one of the vectors that are combined.
+// A group of members whose vectors are averaged: the average is one of the vectors that Adasum combines.
 struct AveragedMembers {
   std::vector<size_t> places;  // in the team, ascending
   int divisor = 1;
 };
 
-// Combines one batch. Each member of the team gets its part of all vectors and combines these parts; only the products
-// of whole vectors are added up over the members, level by level. So each byte is sent about twice, as in an allreduce,
-// and all members end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a
-// tensor, and keeps no more than kMostKept of that memory for the next batch.
+// Combines one batch. Each member of the team receives one part of all vectors, and combines these parts. Only the dot
+// products need the parts of all members: an allreduce adds them up, once per level. So each byte is sent about twice,
+// as in an allreduce, and all members end with the same bits. Takes twice the memory of the batch in float32, or
+// float64 if it has such a tensor, and keeps no more than kMostKept of that memory for the next batch.
 class Adasum {
  public:
   static constexpr uint64_t kMostKept = 2 << 20;  // bytes
 
-  // `batch`, whose tensors are of floating point, must live until go_on() is done. `averaged`: all members, in the
-  // order of the groups' first members; empty: each member is a separate vector.
+  // `batch` has floating-point tensors, and must live until go_on() is done. `averaged`: groups of all members, in the
+  // order of their first members; empty: each member's vector is combined as it is.
   void begin(const Batch& batch, const Team& team, std::vector<AveragedMembers> averaged = {});
   // HVL_IN_PROGRESS: interrupted; the next call continues.
   Status go_on(DataPlane* data_plane);
@@ -60,7 +60,7 @@ class Adasum {
   uint64_t part_begin(size_t tensor, size_t place) const;  // elements
   uint64_t part_length(size_t place) const;
   size_t num_vectors() const { return averaged_.empty() ? size_ : averaged_.size(); }
-  // The pairs of vectors that this level combines; the result takes the place of the first vector.
+  // Each level combines pairs of vectors that are stride() apart; the result replaces the first vector of the pair.
   size_t stride() const { return size_t{1} << level_; }
   size_t num_pairs() const;
 
@@ -73,7 +73,7 @@ class Adasum {
   std::vector<AveragedMembers> averaged_;
   std::vector<uint64_t> counts_;  // elements of each tensor
   Scratch packed_;                // all tensors: the parts of the first member, then those of the second ...
-  Scratch received_;              // my parts, of each member; once averaged, of each vector
+  Scratch received_;              // this member's part of each member's vectors; once averaged, of each group's
   std::vector<double> products_;  // of each pair and tensor: a.b, a.a, b.b
   Exchange exchange_;
   Batch sums_;

@@ -18,8 +18,8 @@ constexpr uint64_t kAlignment = 64;
 
 constexpr uint64_t align(uint64_t bytes) { return round_up(bytes, kAlignment); }
 
-// Bytes per block and round when `num_blocks` blocks, the longest of `longest` bytes, share one buffer. Has a lower
-// bound for any number of blocks.
+// The bytes that one round moves of each of `num_blocks` blocks, the longest of `longest` bytes, that share a buffer.
+// Has a lower bound, so many blocks may need more than `buffer_bytes`.
 constexpr uint64_t share_of_each(uint64_t buffer_bytes, uint64_t num_blocks, uint64_t longest) {
   constexpr uint64_t kLeast = 4096;
   return std::min(longest, std::max(kLeast, buffer_bytes / num_blocks / kAlignment * kAlignment));

@@ -10,8 +10,8 @@
 
 namespace hvl {
 
-// A gather is an exchange in which only the root receives. `input`: this member's block; `output`: where the root's
-// blocks follow each other; `blocks`: of the lengths of all members' blocks.
+// Returns a gather as an exchange in which only the root receives. `input`: this member's block. `output`: the root's
+// memory for all blocks, one after the other. `blocks`: for the lengths of all members' blocks.
 template <typename Blocks>
 Exchange gather_to(size_t root, size_t mine, const char* input, char* output, const Blocks& blocks) {
   Exchange exchange{{}, {}, 0};
@@ -21,14 +21,14 @@ Exchange gather_to(size_t root, size_t mine, const char* input, char* output, co
     exchange.received.push_back({output, mine == root ? blocks[place].num_bytes : 0});
     output += exchange.received.back().num_bytes;
   }
-  // The root's own block may be in place.
+  // The root's own block may be in place already.
   if (mine == root && input == exchange.received[root].data) {
     exchange.sent[root].num_bytes = exchange.received[root].num_bytes = 0;
   }
   return exchange;
 }
 
-// Cuts a segment into a block for each of `num_members`, without an output.
+// Cuts a segment into a block for each of `num_members` members. The caller must set the output.
 inline Scatter in_blocks(const Segment& segment, uint64_t num_members) {
   const uint64_t each = align((segment.num_bytes + num_members - 1) / num_members);
   Scatter scatter{{}, nullptr, segment.reduction};

@@ -49,12 +49,12 @@ struct Block {
 // One member's view of one allgather.
 struct Gather {
   const char* input;                // its own block
-  std::vector<Block<char>> blocks;  // the output, by place in the team; one after the other
+  std::vector<Block<char>> blocks;  // the output, by place in the team; contiguous
 };
 
 // One member's view of one reducescatter.
 struct Scatter {
-  std::vector<Block<const char>> blocks;  // the input, by place in the team; whole elements
+  std::vector<Block<const char>> blocks;  // the input, by place in the team; each has whole elements
   char* output;                           // its own block, reduced
   Reduction reduction;
 };

@@ -19,14 +19,13 @@ bool adds_up(const Reduction& reduction) {
          (reduction.op == HVL_SUM || reduction.op == HVL_AVERAGE);
 }
 
-// True if the library can reduce both with one call.
+// True if both can be in one piece: the library adds both up with one call, or neither.
 bool go_together(const Reduction& a, const Reduction& b) {
   return adds_up(a) == adds_up(b) && (!adds_up(a) || a.dtype == b.dtype);
 }
 
 uint64_t count_of(uint64_t num_bytes, const Reduction& reduction) { return num_bytes / size_of(reduction.dtype); }
 
-// The gap between a segment and that position belongs to no tensor.
 void copy(const void* from, void* to, uint64_t num_bytes) {
   if (from != to && num_bytes > 0) memcpy(to, from, num_bytes);
 }
@@ -39,7 +38,7 @@ void scale(const Reduction& reduction, const void* from, void* to, uint64_t num_
   reduce(scaling, Arrays{&from, 1, &to, 1, count_of(num_bytes, reduction)});
 }
 
-// The sum of two NaNs is one of them, depending on their order and so on the rank.
+// Makes the NaNs of all ranks equal: the sum of two NaNs is one of them, depending on their order, and so on the rank.
 template <typename Real>
 void make_nans_equal(void* data, uint64_t count) {
   Real* values = static_cast<Real*>(data);
@@ -48,7 +47,7 @@ void make_nans_equal(void* data, uint64_t count) {
   }
 }
 
-// From a sum to the result.
+// Computes the result from the library's sum.
 void finish_sum(const Reduction& reduction, const void* from, void* to, uint64_t num_bytes) {
   const uint64_t count = count_of(num_bytes, reduction);
   if (reduction.divisor == 1 && reduction.postscale == 1.0) {
@@ -95,8 +94,8 @@ void ExternalDataPlane::begin(TeamPtr team, uint64_t) {
   numbers_received_.assign(size(), 0);
 }
 
-// Segments that fit together are packed as one stream. A segment that has no such neighbours, or fills the buffer, is a
-// separate piece; data that is exchanged is packed nevertheless.
+// Neighbouring segments that can be in one piece are packed together. A segment without such neighbours, or one that
+// fills the buffer, is sent in place, unless its reduction is one that the library cannot do.
 std::vector<ExternalDataPlane::Piece> ExternalDataPlane::cut(const Batch& batch, bool reduces) const {
   const std::vector<Segment>& segments = batch.segments();
   const auto is_large = [&](const Segment& segment) { return segment.num_bytes >= buffer_bytes_; };
@@ -131,7 +130,7 @@ Status ExternalDataPlane::allreduce(const Batch& batch, const FinalBytes& final_
       status = adds_up(first) ? add_up(batch, piece) : exchange_and_reduce(batch, piece);
     }
     if (!status.ok()) return status;
-    final_bytes(align(piece.end));
+    final_bytes(align(piece.end));  // no tensor has bytes in the gap before the next segment
   }
   return Status();
 }
@@ -180,7 +179,7 @@ Status ExternalDataPlane::exchange_and_reduce(const Batch& batch, const Piece& p
   const uint64_t my_begin = part_begin(mine());
   const uint64_t my_bytes = part_begin(mine() + 1) - my_begin;
   char* packed = sent_.of(num_bytes);
-  char* parts = received_.of(my_bytes * size() + 1);  // + 1: there is an address
+  char* parts = received_.of(my_bytes * size() + 1);  // + 1: not null even if empty
   batch.for_each_piece(piece.begin, piece.end, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t bytes) {
     copy(segment.input + from, packed + at, bytes);
   });
@@ -214,7 +213,7 @@ Status ExternalDataPlane::reduce_to(const Batch& batch, int root, const FinalByt
     Scatter scatter = in_blocks(segment, size());
     const Block<const char>& block = scatter.blocks[mine()];
     scatter.output = root == static_cast<int>(mine()) ? segment.output + (block.data - segment.input)
-                                                      : block_.of(block.num_bytes + 1);  // + 1: there is an address
+                                                      : block_.of(block.num_bytes + 1);  // + 1: not null even if empty
     Status status = reducescatter(scatter);
     if (status.ok()) {
       status = alltoall(gather_to(static_cast<size_t>(root), mine(), scatter.output, segment.output, scatter.blocks));
@@ -342,7 +341,7 @@ Status ExternalDataPlane::add_up_cuts(const Scatter& scatter, const std::vector<
 
 Status ExternalDataPlane::exchange_and_reduce_cuts(const Scatter& scatter, const std::vector<Cut>& cuts) {
   const uint64_t my_bytes = cuts[mine()].num_bytes;
-  char* parts = received_.of(my_bytes * size() + 1);  // + 1: there is an address
+  char* parts = received_.of(my_bytes * size() + 1);  // + 1: not null even if empty
   std::vector<const void*> sources(size());
   for (size_t place = 0; place < size(); ++place) {
     numbers_sent_[place] = static_cast<int64_t>(cuts[place].num_bytes);
@@ -388,7 +387,7 @@ Status ExternalDataPlane::call_alltoallv() {
                                      received_.data.get(), numbers_received_.data()));
 }
 
-// Waits until the library is done, or the job is broken: then the library may continue to use the memory.
+// Waits until the library is done. If the job is broken before that, the library may continue to use the memory.
 Status ExternalDataPlane::finish(int32_t begun) {
   int32_t state = begun;
   const auto is_done = [&] {

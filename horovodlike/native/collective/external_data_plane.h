@@ -1,9 +1,9 @@
-// The data plane that moves bytes between ranks with another library, such as MPI, by the functions of hvl_external.
+// The data plane that moves bytes between ranks with another library, such as MPI, through hvl_external.
 //
-// The library adds up float32 and float64. Everything else that must be reduced is sent to the rank that owns the part,
-// which reduces it with the engine's arithmetic: such results have the same bits as those of the other data planes.
-// Data to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is sent in
-// place.
+// The library adds up float32 and float64. For all other reductions, each rank receives its part of the data from all
+// ranks, and reduces it with the engine's arithmetic: such results have the same bits as those of the other data
+// planes. Data to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is
+// sent in place.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace hvl {
 
 struct ExternalOptions {
   hvl_external functions;
-  uint64_t buffer_bytes = 8 << 20;    // bytes of all ranks that are sent together; a multiple of kAlignment
-  uint64_t in_place_bytes = 1 << 30;  // bytes of one tensor that are sent together at most; a multiple of kAlignment
+  uint64_t buffer_bytes = 8 << 20;    // bytes that are packed for one library call; a multiple of kAlignment
+  uint64_t in_place_bytes = 1 << 30;  // most bytes that one call sends in place; a multiple of kAlignment
 };
 
 // For the engine's thread alone: it never returns HVL_IN_PROGRESS.
@@ -87,7 +87,7 @@ class ExternalDataPlane : public DataPlane {
   hvl_team native_team_{};
   Buffer sent_;
   Buffer received_;
-  Buffer block_;                       // of a reduction to another rank
+  Buffer block_;                       // this rank's reduced block, if another rank is the root
   std::vector<int64_t> numbers_sent_;  // by place: elements or bytes
   std::vector<int64_t> numbers_received_;
   bool in_progress_ = false;

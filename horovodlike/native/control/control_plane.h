@@ -14,7 +14,7 @@ class ControlPlane {
   virtual Status send(const Message& message) = 0;
   // Moves as much as possible without waiting; sets *progressed if anything moved.
   virtual Status pump(bool* progressed) = 0;
-  // The next record of the log, if one is here.
+  // Returns the next record of the log in *record; *found: there is one.
   virtual Status next(Record* record, bool* found) = 0;
   // True if pump() or next() would find something: the condition under which an engine does not sleep.
   virtual bool has_news() = 0;
@@ -22,18 +22,18 @@ class ControlPlane {
   virtual uint64_t next_deadline() const { return UINT64_MAX; }
   // True if everything that was sent has left this rank.
   virtual bool is_flushed() = 0;
-  // The log has ended: nothing is sent from now on. is_flushed() then means that the other hosts know it, too.
+  // Called when the log has ended: nothing more is sent. is_flushed() then means that the peers have finished, too.
   virtual void finish() {}
-  // Called now and then while a collective is under way, and does not wait. An error: the job is broken elsewhere.
+  // Called periodically while a collective is under way, and does not wait. An error: another host has broken the job.
   virtual Status check_other_hosts() { return Status(); }
-  // The job is broken here: tells the other hosts why.
+  // Called when the job is broken: sends the reason to the other hosts.
   virtual void tell_broken(const std::string&) {}
   // Reports tensors that some ranks wait for; called a few times a second, and does not wait.
   virtual Status check_stalls() = 0;
-  // In a child process that the framework has forked, and the last call there: closes its copies of connections. While
-  // they are open, no peer sees that the parent process has ended, as long as the child lives.
+  // Called in a forked child, as the last call there: closes the child's copies of the connections. As long as they are
+  // open, no peer notices when the parent ends.
   virtual void close_in_child() {}
-  // The most bytes of a batch, for decisions from now on. On the coordinator's rank only.
+  // Sets the most bytes of a batch, for later decisions. On the coordinator's rank only.
   virtual void set_fusion_threshold(int64_t) {}
 };
 

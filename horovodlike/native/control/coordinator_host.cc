@@ -39,7 +39,7 @@ Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::fu
     if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
   }
   if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
-  // While the missing ranks were asked, they may have become ready, and a tensor may have run out of time.
+  // Since the stack-dump request, missing ranks may have become ready, and a tensor may have exceeded its time limit.
   const StallVerdict asked = std::exchange(verdict_, StallVerdict());
   const StallVerdict last = is_over ? inspector_.inspect(pending, now) : StallVerdict();
   const bool has_asked_all =
@@ -48,7 +48,7 @@ Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::fu
     return Status(HVL_JOB_BROKEN, last.warning + "\n" + questions->report());
   }
   log(LogLevel::kWarning, asked.warning + "\n" + questions->report());
-  return Status();  // if it is over, the next call asks the others
+  return Status();  // if the time is over, the next call asks the other missing ranks
 }
 
 Status LoopbackControlPlane::next(Record* record, bool* found) {

@@ -1,5 +1,5 @@
-// The environment of the coordinator on the rank that holds it, independent of the transport of messages and log; and
-// the control plane of a job of one rank, which needs nothing else.
+// Runs the coordinator on its rank, independently of how messages and the log are transported. Also the control plane
+// of a job of one rank, which needs nothing else.
 #pragma once
 
 #include <deque>
@@ -26,23 +26,23 @@ class CoordinatorHost {
 
   // `sent`: the time of sending, by the host's clock.
   Status accept(int rank, const Message& message, uint64_t sent);
-  // A message for all the ranks that it names; `came`: its time of arrival, by the host's clock.
+  // A message on behalf of all ranks that it names; `came`: its time of arrival, by the host's clock.
   Status accept(const Message& message, uint64_t came);
   // Decides, and passes every decision to `publish`.
   void decide(const std::function<void(Decision&&)>& publish);
   void set_fusion_threshold(int64_t num_bytes) { coordinator_.set_fusion_threshold(num_bytes); }
   const std::vector<StragglerStats>& straggler_stats() const { return coordinator_.straggler_stats(); }
   bool has_messages() const { return accepted_; }
-  // Requests stack dumps of ranks that others have waited for too long; a later call, when they have answered, reports.
-  // Never waits. Calls show_inquiry() while it asks about a tensor whose time is over.
+  // Requests stack dumps from ranks that others have waited for too long; a later call reports the stall, with the
+  // answers. Never waits. Calls show_inquiry() while a tensor has stalled for so long that the job must end.
   Status check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry);
 
  private:
   Coordinator coordinator_;
   StallInspector inspector_;
-  StallVerdict verdict_;  // about which the missing ranks were asked; without a warning: none was asked
+  StallVerdict verdict_;  // the stall that stack dumps were requested for; without a warning: none
   std::vector<Decision> decisions_;
-  bool accepted_ = false;  // messages came since the last decision
+  bool accepted_ = false;  // messages have arrived since the last decision
 };
 
 class LoopbackControlPlane : public ControlPlane {
@@ -61,7 +61,7 @@ class LoopbackControlPlane : public ControlPlane {
 
  private:
   CoordinatorHost coordinator_host_;
-  std::deque<Record> log_;  // records that this rank has still to run
+  std::deque<Record> log_;  // records that this rank has not run yet
 };
 
 }  // namespace hvl

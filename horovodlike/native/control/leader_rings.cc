@@ -66,7 +66,7 @@ void LeaderRings::pump(bool* progressed) {
   notify_readers();
 }
 
-// Ranks that a record does not concern find it when they wake for another reason; but all must free space in time.
+// Ranks that a record does not concern read it when they next wake. But all must read in time, to free ring space.
 void LeaderRings::notify_readers() {
   if (!log_.is_flushed() || unheard_ >= kLogRingBytes / 2) concerned_.assign(concerned_.size(), true);
   bool all = true;
@@ -88,7 +88,7 @@ void LeaderRings::show(const std::vector<StragglerStats>& stats, const std::vect
   for (int local_rank = 0; local_rank < memory_->shape().ranks; ++local_rank) {
     const StragglerStats& each = stats[static_cast<size_t>(ranks[static_cast<size_t>(local_rank)])];
     RankBlock& block = memory_->rank(local_rank);
-    if (block.waited_for.load(std::memory_order_relaxed) == each.waited) continue;  // keep the line shared
+    if (block.waited_for.load(std::memory_order_relaxed) == each.waited) continue;  // keeps the cache line shared
     block.waited_for.store(each.waited, std::memory_order_relaxed);
     block.times_late.store(each.times, std::memory_order_relaxed);
   }

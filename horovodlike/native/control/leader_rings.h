@@ -1,4 +1,4 @@
-// The ring buffers of one host as seen by its leader (local rank 0): requests of the others arrive, the log is sent.
+// The ring buffers of one host, for its leader (local rank 0): it receives the others' requests, and sends the log.
 #pragma once
 
 #include <deque>
@@ -27,15 +27,15 @@ class LeaderRings {
   void publish(Record record, const std::vector<int>& concerned);
   // Sets *progressed if anything was passed on.
   void pump(bool* progressed);
-  // The next record that the leader itself runs. It runs one only when the others of the host can read it, too: while
-  // it does, the rest of the log is not passed on, and they would never begin.
+  // The next record that the leader itself runs, once the host's other ranks can read it, too: a leader that runs a
+  // collective does not pass on the log, so the other ranks would never begin.
   bool has_next() const { return !own_.empty() && log_.has_written(own_.front().end); }
   bool next(Record* record);
   bool is_flushed() const { return log_.is_flushed(); }
   // True if receive() or pump() would do something.
   bool has_news() const;
 
-  // Publishes to the host how long others have waited for its ranks. `ranks`: by local rank, the index in `stats`.
+  // Publishes to the host how long others have waited for its ranks. `ranks`: the index in `stats` of each local rank.
   void show(const std::vector<StragglerStats>& stats, const std::vector<int>& ranks);
   // Publishes to the host that the coordinator asks about missing ranks; see HostHeader.
   void show_inquiry() { memory_->header().inquiries.fetch_add(1, std::memory_order_relaxed); }
@@ -50,7 +50,7 @@ class LeaderRings {
 
   std::shared_ptr<HostMemory> memory_;
   RingBufferWriter log_;
-  std::deque<Published> own_;  // what the leader has still to run
+  std::deque<Published> own_;  // records that the leader has not run yet
   // The ranks to wake for the written records; and the bytes written since all ranks were woken.
   std::vector<bool> concerned_;  // by local rank
   uint64_t unheard_ = 0;

@@ -32,7 +32,7 @@ class ShmCoordinator : public ControlPlane {
   void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 
  private:
-  const std::vector<int> ranks_;  // by local rank, here the same
+  const std::vector<int> ranks_;  // global ranks by local rank: here both are the same
   CoordinatorHost coordinator_host_;
   StackDumpRequests questions_;
   LeaderRings rings_;
@@ -72,7 +72,7 @@ class ShmWorker : public ControlPlane {
   RingBufferWriter requests_;
   RingBufferReader log_;
   std::string frame_;
-  bool is_leaving_ = false;  // its messages must wake a coordinator that has nothing in flight
+  bool is_leaving_ = false;  // this rank shuts down: it must wake even a coordinator with nothing in flight
 };
 
 }  // namespace hvl

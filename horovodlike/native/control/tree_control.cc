@@ -46,14 +46,14 @@ Status TreeLeader::take_frame(bool from_parent) {
   return Status(HVL_JOB_BROKEN, "Protocol error: a frame of an unknown type between hosts.");
 }
 
-// The rank that broke the job sends the reason before its connections are lost: an error in a frame comes first.
+// The rank that broke the job sends the reason before its connections are lost: an error from a frame has precedence.
 Status TreeLeader::receive_all(bool* progressed) {
   Status status = pump_connections(progressed);
   for (size_t index = 0; index < connections_.size(); ++index) {
     Status received;
     while (received.ok() && connections_[index]->receive(&frame_)) {
       *progressed = true;
-      if (!is_finished_) received = take_frame(index < first_child_);  // else it is too late
+      if (!is_finished_) received = take_frame(index < first_child_);  // else it comes too late
     }
     if (!received.ok()) status = received;
   }
@@ -117,7 +117,7 @@ void TreeLeader::show_inquiry() {
   send_to_children();
 }
 
-// All others that receive the next record from here can read it.
+// True if there is a next record, and all ranks that receive it from this one can read it.
 bool TreeLeader::next_is_public() const {
   return rings_.has_next() &&
          std::all_of(connections_.begin() + static_cast<std::ptrdiff_t>(first_child_), connections_.end(),
@@ -129,11 +129,11 @@ Status TreeLeader::next(Record* record, bool* found) {
   return Status();
 }
 
-// Polls the kernel, too: a thread checks this condition while it spins, and before it sleeps.
+// Also receives from the sockets: a thread checks this condition while it spins, and before it sleeps.
 bool TreeLeader::has_news() {
   if (next_is_public() || has_to_decide() || rings_.has_news()) return true;
   bool progressed = false;
-  if (!pump_connections(&progressed).ok()) return true;  // pump() finds the error, too
+  if (!pump_connections(&progressed).ok()) return true;  // pump() will return the error
   return std::any_of(connections_.begin(), connections_.end(), [](const auto& each) { return each->has_frame(); });
 }
 

@@ -18,7 +18,7 @@ namespace hvl {
 // common.
 class TreeLeader : public ControlPlane {
  public:
-  // `ranks`: of this host, by local rank. `connections`: to the parent, if it is not the root's, then to the children.
+  // `ranks`: of this host, by local rank. `connections`: to the parent, unless this is the root, then to the children.
   TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks,
              std::vector<std::unique_ptr<Connection>> connections, bool has_parent);
 
@@ -39,10 +39,10 @@ class TreeLeader : public ControlPlane {
   virtual Status decide() = 0;
   // True if decide() has something to do.
   virtual bool has_to_decide() = 0;
-  // A record from the parent.
+  // Called with each record from the parent, before it is passed on.
   virtual void observe(const Record&) {}
 
-  // Sends to this host and all below it.
+  // Sends the record to this host and all below it.
   void publish(Record record, const std::vector<int>& concerned_ranks);
   void send_up(const Message& message);
   // Publishes to this host and all below it that the coordinator asks about missing ranks.
@@ -64,8 +64,8 @@ class TreeLeader : public ControlPlane {
   LeaderRings rings_;
   const std::vector<int> ranks_;
   const std::vector<std::unique_ptr<Connection>> connections_;
-  const size_t first_child_;    // among them
-  bool log_has_ended_ = false;  // those that have run its last record may leave
+  const size_t first_child_;    // its index in connections_
+  bool log_has_ended_ = false;  // hosts that have run its last record may leave
   bool is_finished_ = false;
   std::string frame_;
   Message message_;

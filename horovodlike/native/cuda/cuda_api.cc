@@ -17,7 +17,7 @@ Status find_all(const SharedLibrary& library, CudaApi* api) {
   find("cuGetErrorString", &api->cuGetErrorString);
   find("cuDeviceGetCount", &api->cuDeviceGetCount);
   find("cuDeviceGet", &api->cuDeviceGet);
-  find("cuDeviceGetUuid_v2", &api->cuDeviceGetUuid);  // this one tells the parts of a divided GPU apart
+  find("cuDeviceGetUuid_v2", &api->cuDeviceGetUuid);  // _v2: MIG instances of a GPU have different UUIDs
   find("cuDevicePrimaryCtxRetain", &api->cuDevicePrimaryCtxRetain);
   find("cuDevicePrimaryCtxRelease_v2", &api->cuDevicePrimaryCtxRelease);
   find("cuCtxPushCurrent_v2", &api->cuCtxPushCurrent);

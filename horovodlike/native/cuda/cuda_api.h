@@ -1,7 +1,7 @@
 // The functions of the CUDA driver that the engine calls, found in libcuda.so.1 at run time.
 //
 // Types and values are those of the driver API's documentation (docs.nvidia.com/cuda/cuda-driver-api). Members have the
-// names of that documentation; the library exports some of them with the version of their signature (cuda_api.cc).
+// names of that documentation; the library exports some of them under a versioned name (cuda_api.cc).
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace hvl {
 
-// A shared library that is opened when it is first needed: none of its headers is known at build time.
-// Stays open as long as the process lives: what it has started may outlive every engine.
+// A shared library that is opened when it is first needed: none of its headers is known at build time. It stays open as
+// long as the process lives, as its threads and work may outlive every engine.
 class SharedLibrary {
  public:
-  // `file`: a path, or a name for the loader to look for. HVL_RESOURCES: it cannot be opened, and why.
+  // `file`: a path, or a name for the loader to look for. HVL_RESOURCES, with the reason: it cannot be opened.
   static Status open(const std::string& file, SharedLibrary* library);
 
   // Points `*function` to the symbol. HVL_RESOURCES: there is none of this name.
@@ -41,7 +41,7 @@ using CudaStream = void*;  // null: the default stream of the current context
 using CudaEvent = void*;
 using CudaPointer = unsigned long long;
 
-// A default stream of each thread: another thread means another stream by it.
+// The per-thread default stream: in each thread, this value means another stream.
 inline const CudaStream kCudaStreamPerThread = reinterpret_cast<CudaStream>(2);
 
 struct CudaUuid {
@@ -85,9 +85,9 @@ struct CudaApi {
   CudaResult (*cuMemcpyHtoDAsync)(CudaPointer to, const void* from, size_t num_bytes, CudaStream stream);
   CudaResult (*cuMemcpyDtoDAsync)(CudaPointer to, CudaPointer from, size_t num_bytes, CudaStream stream);
 
-  // Opens the library (empty: libcuda.so.1) and finds all of these. HVL_RESOURCES: what is missing.
+  // Opens the library (`file` empty: libcuda.so.1) and finds all functions above. HVL_RESOURCES names what is missing.
   static Status load(const std::string& file, CudaApi* api);
-  // Before all but cuDriverGetVersion(). HVL_RESOURCES: why there is no device.
+  // Call it before all functions but cuDriverGetVersion(). HVL_RESOURCES, with the reason: CUDA cannot be used.
   Status init() const;
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"

@@ -48,7 +48,7 @@ Status EngineStream::hold_until_ready(const GpuRequest& request) {
 Status EngineStream::hold_until_now(const GpuRequest& request) {
   GpuEventPtr now;
   Status status = gpu_->record_callers(request.stream, &now);
-  if (status.code() == HVL_INVALID_ARGUMENT) return Status();  // captured by now: no memory comes free on it
+  if (status.code() == HVL_INVALID_ARGUMENT) return Status();  // it is being captured: no memory is freed on it
   return broken(status.ok() ? now->hold_up(stream_) : status);
 }
 
@@ -100,14 +100,14 @@ void EngineStream::fail(const Status& why) {
     ++num_failed;
   }
   if (num_failed == 0) return;
-  // Perhaps only streams wait for them.
+  // Logged, as perhaps only streams wait for these results, and no thread gets the error.
   log(LogLevel::kError, who_ + " was not done with " + std::to_string(num_failed) +
                             " batches when the job broke: the tensors of their results are not to be used");
 }
 
 bool EngineStream::drain() const {
   GpuEventPtr end;
-  if (stream_ == nullptr || !gpu_->record(stream_, &end).ok()) return true;  // a device that has failed does nothing
+  if (stream_ == nullptr || !gpu_->record(stream_, &end).ok()) return true;  // a failed device does no more work
   return poll_until([&] {
     bool done = false;
     return !end->query(&done).ok() || done;

@@ -13,13 +13,13 @@
 
 namespace hvl {
 
-// Polls `condition` for kLeaveTimeout at most. Returns whether it became true.
+// Polls until `condition` holds, for kLeaveTimeout at most. Returns false if it did not hold in time.
 bool poll_until(const std::function<bool()>& condition);
 
 // For the thread that holds the engine lock. Errors break the job.
 class EngineStream {
  public:
-  // `who`: this rank and its GPU.
+  // `who`: the name of this rank and its GPU, for messages.
   EngineStream(std::string who, std::shared_ptr<Gpu> gpu, Waiter* waiter)
       : who_(std::move(who)), gpu_(std::move(gpu)), waiter_(waiter) {}
   EngineStream(const EngineStream&) = delete;
@@ -28,36 +28,36 @@ class EngineStream {
   Status open();
   CudaStream get() const { return stream_; }
   const std::string& who() const { return who_; }
-  // An error of the device or of NCCL breaks the job, and names its rank.
+  // Turns an error of the device or of NCCL into one that breaks the job and names this rank.
   Status broken(const Status& status) const;
 
-  // A collective begins.
+  // Called when a collective begins.
   void begin();
   // Sets the name of the collective for stall reports: "the allreduce of 'x'".
   void set_name(std::string name) { name_ = std::move(name); }
-  // The device begins the work that follows only after the work that the request's stream had been given at its
-  // enqueue, or until now: the latter is for memory that was allocated since.
+  // The stream's next work waits for all work that the request's stream had been given at the enqueue, or has been
+  // given until now. The latter is for memory that was allocated after the enqueue.
   Status hold_until_ready(const GpuRequest& request);
   Status hold_until_now(const GpuRequest& request);
-  // The stream has been given all work of the collective, or of one of its tensors. It may copy from `memory`.
+  // Called when the stream has all work of the collective, or of one of its tensors; the work may copy from `memory`.
   Status end(std::shared_ptr<PinnedMemory> memory);
-  // The result of the collective since begin(): null if the device has nothing to do for it.
+  // The result of the collective that has begun last; null if the device has no work for it.
   const GpuResultPtr& result() const { return result_; }
 
   bool is_working() const { return !in_flight_.empty(); }
-  // Finds what is done.
+  // Removes collectives that are done from those in flight.
   Status check();
-  // The ranks have already agreed on the work in flight, and NCCL does not detect most of the causes that stall a
-  // device.
+  // Reports work in flight that has stalled. No other check does: its negotiation is over, and NCCL does not detect
+  // most of the causes that stall a device.
   Status check_stall();
-  // The job is broken: results that are not there fail.
+  // Called when the job is broken: fails the results of work that is not done.
   void fail(const Status& why);
-  // Returns whether the stream reached its end within kLeaveTimeout.
+  // Waits for kLeaveTimeout at most. True if the stream has reached its end, or has failed.
   bool drain() const;
-  // After fail(). `has_ended`: the device does no more work of the stream.
+  // Call it after fail(): ends the wait for results in flight. `has_ended`: the device does no more work of the stream.
   void let_go(bool has_ended);
-  // Nothing else may be called afterwards. If it has not ended, its remaining work outlives this, and the memory that
-  // it copies from is leaked.
+  // Nothing else may be called afterwards. If the stream has not ended, its work outlives this object, and the memory
+  // that the work copies from is leaked.
   void close(bool has_ended);
 
  private:
@@ -75,12 +75,12 @@ class EngineStream {
   Waiter* const waiter_;
   CudaStream stream_ = nullptr;
   std::deque<InFlight> in_flight_;  // in the order of the stream
-  uint64_t progressed_at_ = 0;      // when the first of them became the first
-  bool warned_ = false;             // that it makes no progress
+  uint64_t progressed_at_ = 0;      // when the first of them became the first one in flight
+  bool warned_ = false;             // a warning of no progress has been given
 
   // The collective under way.
   std::string name_;
-  std::vector<GpuEventPtr> ready_;  // of its requests, unless the one before waits for it, too
+  std::vector<GpuEventPtr> ready_;  // of its requests, without events that the stream waits for already
   GpuEventPtr last_ready_;
   GpuResultPtr result_;
 };

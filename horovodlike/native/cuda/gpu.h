@@ -24,12 +24,12 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  // Makes a stream of the same GPU wait for this before all work that it is given from now on. Any thread; does not
+  // Makes a stream of the same GPU wait for this point before any work that it is given later. Any thread; does not
   // block.
   Status hold_up(CudaStream stream) const;
   // The same for a stream that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
   Status hold_up_callers(CudaStream stream) const;
-  // Sets *done if the device has reached it. An error is the device's own, from any work that has run on it.
+  // Sets *done if the device has reached this point. An error is one of the device, from any work that has run on it.
   Status query(bool* done) const;
   // The time since which every query of an event of this GPU has failed (now_ns() clock); 0: the last one did not fail.
   uint64_t failing_since() const;
@@ -43,8 +43,8 @@ class GpuEvent {
 
 using GpuEventPtr = std::shared_ptr<const GpuEvent>;
 
-// The position of a request's caller in its stream: the engine begins after the work that `stream` had been given by
-// then.
+// The point in the caller's stream at which a request was enqueued: its collective begins after the work that `stream`
+// had been given before.
 struct GpuRequest {
   GpuEventPtr ready;
   CudaStream stream = nullptr;
@@ -57,17 +57,17 @@ class GpuResult {
   explicit GpuResult(GpuEventPtr done) : done_(std::move(done)) {}
 
   const GpuEvent& done() const { return *done_; }
-  // Any thread: the device will not reach `done` correctly. The first call sets the reason.
+  // Any thread: marks the result as failed. The first call sets the reason.
   void fail(const Status& status);
   // Any thread.
   Status failure() const { return has_failed_.load() ? failure_ : Status(); }
-  // After fail(): the device does not use the tensors' memory any more, or is left behind.
+  // After fail(): the device does not use the tensors' memory any more, or it did not end in time.
   void let_go() { is_over_.store(true); }
   bool is_over() const { return is_over_.load(); }
 
  private:
   const GpuEventPtr done_;
-  std::mutex mutex_;  // taken by fail(); a leaf
+  std::mutex mutex_;  // taken by fail(); a leaf: no other lock is taken while it is held
   Status failure_;    // written once, before has_failed_
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_over_{false};
@@ -96,7 +96,7 @@ class PinnedMemory {
 // Functions may be called by any thread with any current context, which they restore.
 class Gpu : public std::enable_shared_from_this<Gpu> {
  public:
-  // `device`: the driver's number among the visible GPUs. HVL_RESOURCES: the reason why it cannot be used.
+  // `device`: the driver's number among the visible GPUs. An error: the reason why it cannot be used.
   static Status open(const CudaApi& cuda, int device, std::shared_ptr<Gpu>* gpu);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -104,25 +104,25 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
   int device() const { return device_; }
   const CudaUuid& uuid() const { return uuid_; }
-  // The GPUs that this process sees; empty if the driver does not tell.
+  // The GPUs that this process sees; empty if the driver returns an error.
   std::vector<CudaUuid> visible() const;
 
-  // Makes a separate stream of the highest priority, for which no other stream waits unless told to.
+  // Makes a non-blocking stream of the highest priority: the default stream and this one do not wait for each other.
   Status make_stream(CudaStream* stream);
   void destroy_stream(CudaStream stream);
-  // Records the current end of a stream's work.
+  // Records an event at the current end of a stream's work.
   Status record(CudaStream stream, GpuEventPtr* event);
   // The same for a stream that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph, or it is
   // not the same stream in all threads.
   Status record_callers(CudaStream stream, GpuEventPtr* event);
   Status allocate_pinned(uint64_t num_bytes, std::shared_ptr<PinnedMemory>* memory);
-  // Begin to copy; the host's memory is pinned.
+  // Begin to copy; memory of the host must be pinned.
   Status copy_to_host(const void* from, char* to, uint64_t num_bytes, CudaStream stream);
   Status copy_to_device(const char* from, void* to, uint64_t num_bytes, CudaStream stream);
   Status copy_on_device(const void* from, void* to, uint64_t num_bytes, CudaStream stream);
 
-  // While this lives the GPU's context is current in the calling thread, as NCCL requires. And the thread's calls do
-  // not count as part of a graph that another thread may be capturing: they would fail, and so would the capture.
+  // While this lives, the GPU's context is current in the calling thread, as NCCL requires, and the thread's capture
+  // mode is relaxed: else calls of this thread would fail while another thread captures a graph, and break the capture.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
@@ -133,7 +133,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
    private:
     const CudaApi& cuda_;
-    int capture_mode_ = kCudaCaptureModeRelaxed;  // afterwards the thread's own
+    int capture_mode_ = kCudaCaptureModeRelaxed;  // later the thread's own mode, to be restored
     Status status_;
   };
 

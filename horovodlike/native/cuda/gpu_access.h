@@ -19,7 +19,7 @@ struct GpuOptions {
   std::string cuda_library;  // files; empty: the loader looks for them
   std::string nccl_library;
   GpuOperations operations = GpuOperations::kAuto;
-  uint64_t staging_bytes = 8 << 20;  // copied at once; a multiple of kAlignment, and the same on all ranks
+  uint64_t staging_bytes = 8 << 20;  // bytes copied at once; a multiple of kAlignment, the same on all ranks
 };
 
 class GpuAccess {
@@ -29,7 +29,7 @@ class GpuAccess {
   // Any thread: records the work that `stream` of GPU `device` has been given so far. HVL_INVALID_ARGUMENT: the rank
   // uses another GPU, or the stream cannot be used; HVL_RESOURCES: the GPU cannot be used.
   Status request(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
-  // Any thread: the GPU of the requests so far.
+  // Any thread: the GPU of the requests so far; null before the first one.
   std::shared_ptr<Gpu> gpu() const;
 
  private:

@@ -8,10 +8,10 @@ namespace hvl {
 
 namespace {
 
-// No thread waits for parts of a result.
+// No thread waits for a part of a result.
 constexpr auto kNobody = [](uint64_t) {};
 
-// Bytes of one member's block that go with a step.
+// The bytes of one member's block that one step moves.
 struct Cut {
   uint64_t offset;
   uint64_t num_bytes;
@@ -45,7 +45,7 @@ Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
   return gpu_->allocate_pinned(2 * align(std::max((num_bytes + 1) / 2, kAlignment)), &memory_);
 }
 
-// Steps through the batch's stream of bytes, one half's capacity per step.
+// Makes the steps for a batch: each moves as many bytes of its stream as a half holds.
 Status Staging::in_steps(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
                          const std::function<Status(DataPlane*, const Batch&)>& work) {
   Status status = begin(std::min(bytes_, batch.num_bytes()));
@@ -181,7 +181,7 @@ Status Staging::copy_in(size_t step) {
   for (const Copy& copy : steps_[step].in) {
     if (status.ok() && copy.num_bytes > 0) status = gpu_->copy_to_host(copy.from, copy.to, copy.num_bytes, stream_);
   }
-  // Also without anything to copy: the half may be written when its previous contents have been copied to the device.
+  // Also if there is nothing to copy: the host may write to the half only when its old contents are on the device.
   return status.ok() ? gpu_->record(stream_, &copied_[step % 2]) : status;
 }
 

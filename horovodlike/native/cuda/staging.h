@@ -1,7 +1,7 @@
-// Collectives on tensors of a GPU by the data plane of the CPU: copied to the host, done there, and copied back.
+// Collectives on GPU tensors with the CPU's data plane: the data is copied to the host, processed, and copied back.
 //
-// Two halves of the host's memory are used in turn: while the ranks are busy with one the device copies the other.
-// Reads and writes of a half's memory are in the order of the stream, so the host does not wait for a copy back.
+// Two halves of pinned memory are used in turn: while the data plane works on one, the device copies the other. Copies
+// to and from a half are in the order of the stream, so the host does not wait for a copy back.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,23 @@ namespace hvl {
 // For the thread that holds the engine lock.
 class Staging {
  public:
-  // `who`: this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.
+  // `who`: the name of this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.
   Staging(std::string who, std::shared_ptr<Gpu> gpu, CudaStream stream, uint64_t bytes, DataPlane* cpu, Waiter* waiter)
       : who_(std::move(who)), gpu_(std::move(gpu)), stream_(stream), bytes_(bytes), cpu_(cpu), waiter_(waiter) {}
 
-  // Each of these prepares go_on(); the arguments must live until that is done. Places are those in the team.
+  // Each prepares a collective for go_on(). The arguments must live until it is done; `root` and `mine` are places.
   Status allreduce(const Batch& batch);
   Status reduce_to(const Batch& batch, int root, bool is_root);
   Status broadcast(const Batch& batch, int root, bool is_root);
   Status allgather(const Gather& gather, size_t mine);
   Status reducescatter(const Scatter& scatter, size_t mine);
   Status alltoall(const Exchange& exchange);
-  // Copies all of a batch at once, for `work` to process in place. `host`: the same batch in host memory.
+  // Prepares to copy all of a batch at once, for `work` to process in place. Sets *host to the batch in host memory.
   Status whole(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
 
-  // HVL_IN_PROGRESS: interrupted; the next call continues. Done: all its work has been given to the stream.
+  // Runs the collective. HVL_IN_PROGRESS: interrupted; the next call continues. HVL_OK: all work is in the stream.
   Status go_on();
-  // After whole(), when the copies keep the memory alive: releases the memory if only whole() needs that much.
+  // Call it after whole(), when the copies in flight own the memory: releases it if only whole() needs that much.
   void let_go_of_whole();
   // The memory that the stream copies from and to.
   const std::shared_ptr<PinnedMemory>& memory() const { return memory_; }
@@ -70,7 +70,7 @@ class Staging {
   Waiter* const waiter_;
   std::shared_ptr<PinnedMemory> memory_;
   std::vector<Step> steps_;
-  size_t num_begun_ = 0;  // whose copies to the host have begun
+  size_t num_begun_ = 0;  // steps whose copies to the host have begun
   size_t num_done_ = 0;
   GpuEventPtr copied_[2];  // of each half: the end of its copies to the host
 };

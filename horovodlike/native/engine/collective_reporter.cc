@@ -27,7 +27,7 @@ std::string describe(const PendingRequest& request, const EpochClock& clock) {
 
 }  // namespace
 
-// When the collective began is when its record was found: no further look at the clock is needed.
+// Takes the time at which the record was read as the begin of the collective, to save a call of the clock.
 void CollectiveReporter::begin(const Collective& collective) {
   const uint64_t begun = collective.begun_at;
   const Signature& first = collective.first().signature();
@@ -69,7 +69,7 @@ Status CollectiveReporter::explain(const Status& reason, const std::vector<const
         "as many";
   }
   if (in_flight.empty()) return Status(reason.code(), std::move(text));
-  // A report of several lines gets one more.
+  // A reason of several lines gets one more line.
   text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight here: ");
   const size_t num_named = std::min(in_flight.size(), kMaxNamed);
   for (size_t i = 0; i < num_named; ++i) {

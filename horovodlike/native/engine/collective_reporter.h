@@ -1,4 +1,4 @@
-// Records the collectives of this rank for its user: counters, flight recorder, timeline, and the text of errors.
+// Reports the collectives of this rank to the user: counters, flight recorder, timeline, and the text of errors.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace hvl {
 
-// A collective that the log asks for, with this rank in it.
+// A collective of the log in which this rank takes part.
 struct Collective {
-  uint64_t number = 0;            // of those of the log, from 1
-  uint64_t begun_at = 0;          // when its record was found
+  uint64_t number = 0;            // its place among the collectives of the log, from 1
+  uint64_t begun_at = 0;          // when its record was read from the log
   TeamPtr team;                   // the ranks that take part
-  const Team* members = nullptr;  // the process set: those that do not take part, too
-  const Team* counted = nullptr;  // the ranks whose number an average divides by: one of these two
+  const Team* members = nullptr;  // all ranks of the process set, also those that take no part
+  const Team* counted = nullptr;  // an average divides by its size: `team` or `members`
   std::vector<NamedTensor*> tensors;
 
   const PendingRequest& first() const { return *tensors.front()->request; }
@@ -35,10 +35,10 @@ class CollectiveReporter {
   void begin(const Collective& collective);
   void end();
 
-  // The reason why the job has ended, for the threads that wait for a result on this rank.
+  // Returns the error for the requests of this rank when the job has ended: `reason`, a hint, and what was in flight.
   Status explain(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const;
-  // Write the flight recorder's file. It is called before any thread hears of the error: a process that does may end at
-  // once.
+  // Writes the flight recorder's file. Called before any request fails with the error: the process may exit as soon as
+  // one does.
   void write_records(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const;
 
  private:

@@ -37,8 +37,8 @@ void Engine::close_in_child() {
 
 Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle) {
   const bool with_handle = request->callbacks.done == nullptr;
-  // A caller that is called back cannot show that it waits. And where requests are deferred for want of processors,
-  // those on a GPU are not: it computes them.
+  // Not deferred: a request with a completion function, as its caller does not wait in the engine; and, without
+  // overlap, a request on a GPU: the deferral spares the processors, but the GPU does the work of this request.
   const bool is_urgent = !with_handle || (request->gpu != nullptr && !context_.options.overlap);
   HandleTable& handles = *context_.handles;
   request->enqueued_at = now_ns();
@@ -69,7 +69,7 @@ Status Engine::post(MessageRequestPtr request, int64_t* handle) {
 }
 
 Status Engine::request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request) {
-  const Status status = job_status();  // the device of a job that is broken may fail, too
+  const Status status = job_status();  // checked first: in a broken job the device may fail, too
   return status.ok() ? gpu_.access().request(device, stream, request) : status;
 }
 

@@ -1,5 +1,5 @@
-// The engine: negotiates the requests of this rank, and runs the log. This class is the face that the C API calls; it
-// makes the parts, from the executor of collectives to the loop that runs them all.
+// The engine: negotiates the requests of this rank, and executes the log. The C API calls this class, which owns all
+// parts of the engine.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Any thread. Takes effect with notify(). The request's operation, addresses and completion function are set; gives
-  // it a handle unless it has a completion function.
+  // Any thread. Queues a request, whose operation, addresses and callbacks are set; it takes effect with notify(). Sets
+  // *handle to its handle, or to 0 if it has a completion function.
   Status enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle);
-  // Any thread: where the caller's stream is, for requests on a GPU. See GpuAccess.
+  // Any thread: records the position of the caller's stream, for requests on a GPU. See GpuAccess::request().
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
-  // Any thread: a send or a receive, which takes effect at once. Gives it a handle.
+  // Any thread: begins a send or a receive at once, and returns its handle in *handle.
   Status post(MessageRequestPtr request, int64_t* handle);
   // Any thread. Call it after one or more calls of enqueue().
   void notify() { loop_.notify(); }
@@ -30,15 +30,15 @@ class Engine {
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline) {
     return loop_.wait(handles, count, deadline);
   }
-  // Any thread: the caller asked for a result in vain, and will ask again.
+  // Any thread: ends the deferral of requests. Called after a poll for a result that was not complete.
   void request_flush() { loop_.request_flush(); }
   // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
   int64_t handle_in_flight(Operation* operation) { return context_.queue.handle_in_flight(operation); }
-  // Any thread: why requests are not accepted any more.
+  // Any thread: ok while requests are accepted; else the reason why not.
   Status job_status() const { return context_.queue.closed(); }
   // Ends the job on all ranks. Returns when the engine thread has ended.
   void shut_down();
-  // In a child process that was forked, where no other function of it may be called.
+  // Closes the connections in a forked child process, where no other function of the engine may be called.
   void close_in_child();
 
   const EngineOptions& options() const { return context_.options; }
@@ -46,7 +46,7 @@ class Engine {
   const FlightRecorder& flight_recorder() const { return reporter_.flight_recorder(); }
   Timeline& timeline() { return reporter_.timeline(); }
   Fault& fault(hvl_fault_point point) { return point == HVL_FAULT_IN_DATA ? executor_.fault() : negotiator_.fault(); }
-  // Nanoseconds that collectives have waited for other ranks.
+  // Nanoseconds that collectives have waited for other ranks, or for staged copies of the GPU.
   uint64_t waited_for_peers() const { return context_.waiter.waited(); }
   const std::shared_ptr<HostMemory>& memory() const { return context_.memory; }
 

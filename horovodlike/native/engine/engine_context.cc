@@ -30,7 +30,7 @@ WaiterOptions waiter_options(const EngineContext& context) {
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = &context.stop_requested;
   waiter.leave_timeout = options.leave_timeout;
-  // The threads that wait for a complete result are woken while the rest of the batch has to wait.
+  // Before the rest of a batch waits, wakes the threads whose results are complete.
   waiter.before_sleep = std::bind(&HandleTable::wake_waiters, context.handles);
   return waiter;
 }
@@ -70,7 +70,7 @@ bool is_below(const EngineOptions& options, int host, int top) {
   return host == top;
 }
 
-// Of local rank 0. Its connections wake `poller`.
+// Makes the control plane of local rank 0 in a job of several hosts. Its connections wake `poller`.
 std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options,
                                                const CoordinatorHostOptions& coordinator_host,
                                                const std::shared_ptr<HostMemory>& memory, Poller* poller) {
@@ -108,7 +108,7 @@ std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const s
   return std::make_unique<ShmCoordinator>(memory, coordinator_host_options(options), options.local_pids);
 }
 
-// Null in a job of one host.
+// Returns null in a job of one host.
 std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
   if (!options.has_several_hosts()) return nullptr;
   auto poller = std::make_unique<Poller>();

@@ -1,5 +1,5 @@
-// The state that all parts of an engine share: its options and counters, the queue and the handles, and the way to
-// other ranks.
+// The state that all parts of an engine share: its options and counters, the queue, the handles, the control plane, the
+// data plane and the messenger.
 #pragma once
 
 #include <atomic>
@@ -21,15 +21,15 @@
 
 namespace hvl {
 
-// How often an engine checks that the other ranks live, while requests are in flight.
+// The interval at which an engine checks that the other ranks are alive, while requests are in flight.
 constexpr uint64_t kWatchInterval = 20 * kMillisecond;
 
 struct EngineOptions {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
-  int processors = 1;           // that all ranks of this host together may use
-  std::vector<int> local_pids;  // empty: the ranks are threads of one process
+  int processors = 1;           // available to all ranks of this host together
+  std::vector<int> local_pids;  // by local rank; empty: the ranks are threads of one process
   int64_t fusion_threshold = CoordinatorOptions().fusion_threshold;
   double cycle_time = 0;
   bool overlap = true;
@@ -38,14 +38,14 @@ struct EngineOptions {
   double stall_shutdown = 0;
   uint64_t leave_timeout = kLeaveTimeout;  // how long a rank that shuts down waits without progress
   size_t flight_recorder_size = 256;
-  std::string flight_recorder_folder;  // gets its file when the job breaks; empty: none is written
+  std::string flight_recorder_folder;  // its file is written there when the job breaks; empty: no file
   AutotuneOptions autotune;
   bool average_counts_joined =
       false;  // Average divides by the size of the process set, not by the number of ranks that take part
   bool hierarchical_adasum = false;         // Adasum combines the averages of hosts, not the vectors of ranks
   std::optional<ExternalOptions> external;  // the library that moves the data in place of the engine's own transports
   GpuOptions gpu;
-  // Of jobs of several hosts, as in hvl_config. `hosts` by rank, empty: all have the same. `transport`: null if so.
+  // For jobs of several hosts; see hvl_config. In a job of one host `hosts` (by rank) is empty, `transport` null.
   std::vector<int> hosts;
   std::vector<std::string> host_names;
   int fan_out = 16;
@@ -57,7 +57,7 @@ struct EngineOptions {
   int parent_of(int host) const { return (host - 1) / fan_out; }  // in the tree of hosts
   int leader_of(int host) const;                                  // the rank that is its local rank 0
   std::vector<int> local_ranks() const;                           // the ranks of this host, ascending
-  std::vector<int> relays_of(int of_rank) const;   // that relay its messages to the coordinator, from it upwards
+  std::vector<int> relays_of(int of_rank) const;   // the relays of its messages to the coordinator, in order
   std::string describe_remote(int of_rank) const;  // "rank 4 on host b"
 };
 
@@ -65,8 +65,8 @@ struct EngineCounters {
   std::atomic<int64_t> batches{0};
   std::atomic<int64_t> requests{0};
   std::atomic<int64_t> executed{0};          // requests that were part of a batch
-  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's begin, of all of these
-  std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches
+  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's begin, summed over them
+  std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches in total
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
 };
@@ -79,9 +79,9 @@ struct EngineContext {
   RankBlock& own_block() const { return memory->rank(options.local_rank); }
   void notify_news() const { memory->notify(options.local_rank, kWakeNews); }
   std::string describe_self() const { return waiter.describe(options.local_rank); }
-  // Any rank, for messages.
+  // Returns the name of any rank, for texts to the user.
   std::string describe(int rank) const;
-  // Break the job if another host has.
+  // Breaks the job on this host if another host has broken it, or a control connection is lost.
   void check_other_hosts() const;
 
   const EngineOptions options;
@@ -96,11 +96,11 @@ struct EngineContext {
   // For the holder of the engine lock.
   Waiter waiter;
   const std::unique_ptr<ControlPlane> control;
-  const std::unique_ptr<DataPlane> data_plane;  // of tensors on the CPU
-  Messenger messenger;                          // partly for any thread
+  const std::unique_ptr<DataPlane> data_plane;  // for tensors on the CPU
+  Messenger messenger;                          // some functions are for any thread
 };
 
-// Throws std::runtime_error where the system refuses something, and so does the constructor above.
+// Makes the data plane for tensors on the CPU. Throws std::runtime_error on a system error, like EngineContext().
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Waiter* waiter);
 

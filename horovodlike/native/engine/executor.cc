@@ -13,8 +13,8 @@ namespace hvl {
 
 namespace {
 
-// The bytes of a batch after which the threads whose results are among them are woken before the batch ends: they will
-// want the processor that the engine works on.
+// While a batch runs, the threads whose results are complete are woken once per this many bytes. Not more often: they
+// compete for the processor on which the engine works.
 constexpr uint64_t kWorthWaking = 4 << 20;
 
 int64_t bytes_of_row(const TensorSignature& tensor) {
@@ -25,7 +25,7 @@ int64_t bytes_of_row(const TensorSignature& tensor) {
 
 uint64_t to_bytes(int64_t rows, int64_t row_bytes) { return static_cast<uint64_t>(rows * row_bytes); }
 
-// The members of each host, whose average Adasum combines.
+// Groups the members by host, for an Adasum that combines the averages of hosts.
 std::vector<AveragedMembers> averaged_by_host(const EngineOptions& options, const Team& team, const Team& counted) {
   std::vector<AveragedMembers> averaged;
   std::map<int, size_t> group_of;  // by host
@@ -143,7 +143,7 @@ Status Executor::go_on_with_batch() {
   };
   Status status;
   if (batch_.batch.num_bytes() > 0) {
-    // The operation's kind and root are those of all; the last tensor is the last to complete.
+    // Kind and root are the same for all tensors of a batch. The last one is not complete yet.
     const Signature& signature = collective_.tensors.back()->request->signature();
     const int root = collective_.team->place_of(signature.root);
     switch (signature.kind) {
@@ -165,7 +165,7 @@ Status Executor::go_on_with_batch() {
   return status;
 }
 
-// The output of this index, with as many rows and otherwise the shape described.
+// Allocates the output `index`, with `rows` rows and otherwise the dtype and shape of `described`.
 Status Executor::allocate(const PendingRequest& request, size_t index, const TensorSignature& described, int64_t rows,
                           char** data) {
   hvl_output output{};
@@ -236,7 +236,7 @@ Status Executor::prepare_gather(const Definition& definition) {
   return Status();
 }
 
-// An exchange in which only the root sends. Each member of the process set has its part, whether or not it takes part.
+// An exchange in which only the root sends. Its input has a block for each member, also for those that take no part.
 void Executor::prepare_scatter() {
   const PendingRequest& request = collective_.first();
   const Signature& signature = request.signature();
@@ -262,7 +262,7 @@ Status Executor::prepare_alltoall(const Definition& definition) {
   return status;
 }
 
-// The rows from every rank to every other one are known. Those for a rank that takes no part stay.
+// `definition` has the number of rows from every rank to every other. Rows for a rank that takes no part are not sent.
 Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
   const PendingRequest& request = collective_.first();
   const Signature& signature = request.signature();
@@ -292,7 +292,7 @@ Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
     const uint64_t num_sent = to_bytes(rows_between(context_.options.rank, rank), row_bytes);
     const bool takes_part = collective_.team->contains(rank);
     const int64_t rows_received = takes_part ? rows_between(rank, context_.options.rank) : 0;
-    const int32_t split = static_cast<int32_t>(rows_received);  // splits are no larger
+    const int32_t split = static_cast<int32_t>(rows_received);  // a split is less than 2^31
     memcpy(received, &split, sizeof split);
     received += sizeof split;
     if (takes_part) {
@@ -306,7 +306,7 @@ Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
   return Status();
 }
 
-// Each member of the process set has its rows, whether or not it takes part.
+// The input has a block of rows for each member of the process set, also for those that take no part.
 void Executor::prepare_reducescatter() {
   const PendingRequest& request = collective_.first();
   const Signature& signature = request.signature();

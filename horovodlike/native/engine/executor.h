@@ -19,27 +19,28 @@ class Executor {
            GpuExecutor* gpu)
       : context_(*context), requests_(*requests), reporter_(*reporter), tuner_(*tuner), gpu_(*gpu) {}
 
-  // Starts the collective, and swaps it with the last one, whose memory can be used again. `definition`: of its first
-  // tensor. An interrupted collective is running, and the next holder of the engine lock continues it.
+  // Starts *collective, and swaps it with the previous one, so that its memory is reused. `definition`: of its first
+  // tensor. If the collective is interrupted, is_running() is true, and the next holder of the engine lock calls
+  // go_on().
   Status start(Collective* collective, const Definition& definition);
   Status go_on();
   bool is_running() const { return is_running_; }
-  bool has_failed() const { return has_failed_; }  // the last one
-  // Completes a request of the log's own kinds, whose output is one int64.
+  bool has_failed() const { return has_failed_; }  // the last collective
+  // Completes a join, or the addition of a process set, with its output: `number`.
   Status complete_with(NamedTensor* tensor, int64_t number);
-  // The job has ended, and so have all requests.
+  // Drops the collective under way. Called when the job has ended and all requests are complete.
   void end();
 
   Fault& fault() { return fault_; }
 
  private:
-  // Allreduces, reduces and broadcasts: the tensors' memory as one stream. Those of a barrier have no bytes.
+  // For allreduce, reduce and broadcast: the memory of the tensors as one stream of bytes. A barrier has none.
   struct BatchProgress {
     Batch batch;
-    std::vector<uint64_t> ends;  // where in the stream each of its requests ends
+    std::vector<uint64_t> ends;  // the end of each request in the stream
     size_t num_completed = 0;    // requests
   };
-  // All other collectives: one tensor of the group after the other.
+  // For all other collectives: the tensors of a group are executed one after the other.
   struct GroupProgress {
     std::vector<Gather> gathers;      // of an allgather, one for each tensor
     std::vector<Scatter> scatters;    // of a reducescatter, likewise
@@ -78,7 +79,7 @@ class Executor {
   BatchProgress batch_;
   GroupProgress group_;
   Adasum adasum_;
-  std::vector<hvl_output> outputs_;  // that the engine has allocated for the collective
+  std::vector<hvl_output> outputs_;  // allocated by the engine for the collective under way
 };
 
 }  // namespace hvl

@@ -42,7 +42,7 @@ std::string GpuExecutor::name_of_input(const char* input) const {
   return collective_->first().signature().name;
 }
 
-// While another thread captures a graph, the allocation must be marked as no part of that graph.
+// Gpu::Current keeps the allocation out of a graph that another thread may be capturing.
 void* GpuExecutor::allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const {
   const std::shared_ptr<Gpu> gpu = access_.gpu();
   std::optional<Gpu::Current> current;

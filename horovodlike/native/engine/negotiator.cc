@@ -36,7 +36,7 @@ Status Negotiator::submit() {
       continue;
     }
     if (status.ok()) status = announce(tensor);
-    if (!status.ok()) requests_.list_in_full(*tensor);  // it fails when the job ends
+    if (!status.ok()) requests_.list_in_full(*tensor);  // so that it fails when the job ends
   }
   new_requests_.clear();
   context_.handles->wake_waiters();  // of invalid requests
@@ -67,7 +67,7 @@ Status Negotiator::check_process_set(const Signature& signature) const {
                                           ", for which it has enqueued '" + signature.name + "'");
 }
 
-// By its id, which is collected in `ready_`, or in full.
+// Announces the request: by the tensor's id, which is collected in `ready_`, or in full.
 Status Negotiator::announce(NamedTensor* tensor) {
   tensor->announced_in_full = !requests_.is_agreed(tensor);
   if (!tensor->announced_in_full) {
@@ -146,8 +146,8 @@ Status Negotiator::evict(const Record& record) {
   return status;
 }
 
-// `keeps_announcement`: a request that this rank has announced by the id counts as announced in full; else the
-// coordinator has dropped the announcement or will, and it is sent again.
+// `keeps_announcement`: the coordinator counts an announcement by this id as one in full. Otherwise it has dropped the
+// announcement, or will drop it, and this rank announces the request again.
 Status Negotiator::forget(TensorId id, bool keeps_announcement) {
   const std::shared_ptr<NamedTensor> tensor = requests_.forget(id);
   if (tensor == nullptr || keeps_announcement) return Status();
@@ -207,8 +207,8 @@ TeamPtr Negotiator::team_without(const TeamPtr& members, const std::vector<int32
   return team;
 }
 
-// The coordinator has checked that it can be done, and does the same to its own list. Null: this rank has not requested
-// it.
+// The coordinator has checked the change, and makes it in its own list, too. `tensor`: null if this rank has not
+// requested the change.
 Status Negotiator::change_process_sets(const Signature& signature, NamedTensor* tensor) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const auto removed = process_sets_.find(static_cast<int32_t>(signature.arguments[0]));

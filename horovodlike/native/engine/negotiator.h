@@ -17,15 +17,15 @@ class Negotiator {
 
   // Tells the coordinator that this rank shuts down.
   Status announce_stop();
-  uint64_t stop_announced_at() const { return stop_announced_at_; }  // 0: it has not been
+  uint64_t stop_announced_at() const { return stop_announced_at_; }  // 0: not yet
   // Takes all requests from the queue and announces them.
   Status submit();
-  // The job ends: takes the requests that are not announced, first those that an interrupted submit() left behind.
+  // Takes the requests that are not announced, first those left by an exception in submit(). Called when the job ends.
   void gather_queued();
 
-  // Runs the next record of the log.
+  // Applies the next record of the log; *found is false if there is none.
   Status run_next(bool* found);
-  uint64_t last_record() const { return last_record_; }      // when one was last found
+  uint64_t last_record() const { return last_record_; }      // when a record was last read
   uint64_t leaving_since() const { return leaving_since_; }  // when the log ended; 0: it has not
   const std::string& why_it_ended() const { return why_it_ended_; }
   bool has_process_sets() const { return process_sets_.size() > 1; }
@@ -53,7 +53,7 @@ class Negotiator {
   Message ready_;
   Record record_;
   std::map<int32_t, TeamPtr> process_sets_;  // by id; 0 has all ranks
-  Collective next_;                          // which its record makes, for the executor
+  Collective next_;                          // the collective of the current record, for the executor
   uint64_t num_executed_ = 0;                // collectives of the log, also those without this rank
   uint64_t stop_announced_at_ = 0;
   uint64_t last_record_ = now_ns();

@@ -33,7 +33,7 @@ Status PeerWatch::check() {
   return status.ok() ? check_coordinator(now) : status;
 }
 
-// Only while a thread waits, and not for a collective: a receive may be posted long before its message is needed.
+// Only if a thread waits and no collective is in flight: a receive may be posted long before its message is needed.
 Status PeerWatch::check_messages(uint64_t now) {
   const MessageRequest* oldest = context_.messenger.oldest_receive();
   if (oldest == nullptr || context_.own_block().waits.load() == 0 || requests_.num_in_flight() > 0) {
@@ -54,8 +54,8 @@ Status PeerWatch::check_messages(uint64_t now) {
   return status;
 }
 
-// The coordinator ends a stalled job. If it is silent for much longer, it is itself stuck; but while it asks other
-// ranks for their stacks for the report, it says so.
+// The coordinator itself ends a stalled job. If it is silent for much longer, it is stuck, unless HostHeader::inquiries
+// shows that it is collecting the stacks of other ranks for its report.
 Status PeerWatch::check_coordinator(uint64_t now) {
   const EngineOptions& options = context_.options;
   const uint32_t inquiries = context_.memory->header().inquiries.load(std::memory_order_relaxed);
@@ -73,7 +73,7 @@ Status PeerWatch::check_coordinator(uint64_t now) {
   return Status(HVL_JOB_BROKEN, describe_silence(silence / kSecond));
 }
 
-// This rank has not heard of the coordinator. It can see whether processes on its own host are stopped.
+// Describes the silent coordinator and the likely reason. Only a process of this rank's own host is seen to be stopped.
 std::string PeerWatch::describe_silence(uint64_t seconds) const {
   const EngineOptions& options = context_.options;
   const std::string silence = ", has said nothing for " + std::to_string(seconds) + " s: ";

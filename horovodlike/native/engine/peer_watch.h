@@ -30,10 +30,10 @@ class PeerWatch {
   const Negotiator& negotiator_;
   GpuExecutor& gpu_;
   uint64_t last_check_ = 0;
-  uint32_t inquiries_ = 0;     // of HostHeader, as last seen
-  uint64_t last_inquiry_ = 0;  // when their number last changed
-  uint64_t idle_at_ = 0;       // when no thread waited for a message
-  int64_t stalled_ = 0;        // the receive that has been warned of, by its handle
+  uint32_t inquiries_ = 0;     // the value of HostHeader::inquiries that was last seen
+  uint64_t last_inquiry_ = 0;  // when that value last changed
+  uint64_t idle_at_ = 0;       // when last no thread waited for a message
+  int64_t stalled_ = 0;        // the handle of the receive that was last reported as stalled
 };
 
 }  // namespace hvl

@@ -18,7 +18,7 @@ constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
 constexpr uint64_t kFirstRequest = kMillisecond;
 
-// Counts one more thread that waits, as long as this lives.
+// Counts one more waiting thread while this object lives.
 class CountedWait {
  public:
   explicit CountedWait(std::atomic<uint32_t>* waits) : waits_(waits) { waits_->fetch_add(1); }
@@ -30,8 +30,8 @@ class CountedWait {
   std::atomic<uint32_t>* waits_;
 };
 
-// The same rounding and treatment of denormal numbers on all ranks, as long as this lives. They belong to a thread, and
-// a framework may have changed them.
+// Sets the default rounding and treatment of denormal numbers while it lives, so that all ranks compute alike. These
+// modes belong to a thread, and a framework may have changed them.
 class DefaultArithmetic {
  public:
   DefaultArithmetic(const DefaultArithmetic&) = delete;
@@ -56,7 +56,7 @@ class DefaultArithmetic {
 #endif
 };
 
-// Its timeouts of microseconds must be kept.
+// Names the thread, and has the kernel keep its timeouts to a microsecond.
 void prepare_engine_thread() {
   pthread_setname_np(pthread_self(), "hvl-engine");
   prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
@@ -88,7 +88,7 @@ ProgressLoop::ProgressLoop(EngineContext* context, const RequestTable* requests,
       tuner_(*tuner),
       watch_(*watch),
       shutdown_(*shutdown) {
-  const SignalsBlocked while_the_thread_is_made;  // it inherits that: signals are for the framework's threads
+  const SignalsBlocked while_the_thread_is_made;  // it inherits the mask: signals are for the framework's threads
   thread_ = std::thread([this] { run(); });
 }
 
@@ -96,7 +96,7 @@ void ProgressLoop::join() {
   if (!thread_.joinable()) return;
   thread_.join();
   if (context_.poller == nullptr || !context_.memory->is_broken()) return;
-  // The other hosts must hear of it.
+  // The other hosts must be told that the job is broken.
   const std::lock_guard<std::mutex> lock(engine_lock_);
   const std::function<bool()> never = [] { return false; };
   context_.waiter.take_turn(WaitingParty::kEngineThread, UINT64_MAX, &never);
@@ -115,14 +115,14 @@ void ProgressLoop::request_flush() {
 
 hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t deadline) {
   const CountedWait counted(&context_.own_block().waits);
-  // The last one first: most often all that were enqueued before are complete when it is.
+  // Polls the last handle first: when it is complete, those enqueued before it most often are, too.
   size_t left = count;
   const auto is_complete = [&] {
     while (left > 0 && context_.handles->poll(handles[left - 1]) != HVL_IN_PROGRESS) --left;
     return left == 0;
   };
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
-  // Another library is called by one thread only: the engine's own, on which no signal handler runs.
+  // An external data plane is called by the engine's own thread only, on which no signal handler runs.
   const bool may_work = !context_.options.external;
   if (!may_work) context_.notify_news();
   bool interrupted = false;
@@ -148,8 +148,8 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
 
 void ProgressLoop::progress_messages() {
   std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
-  if (!lock.owns_lock() && context_.messenger.has_ended()) lock.lock();  // no thread looks at them any more
-  if (!lock.owns_lock()) return context_.notify_news();                  // its holder may be about to sleep
+  if (!lock.owns_lock() && context_.messenger.has_ended()) lock.lock();  // no other thread moves messages any more
+  if (!lock.owns_lock()) return context_.notify_news();                  // the lock's holder may be about to sleep
   doorbell().disarm();
   bool progressed = false;
   Status status;
@@ -159,7 +159,7 @@ void ProgressLoop::progress_messages() {
     status = Status(HVL_JOB_BROKEN, error.what());
   }
   context_.handles->wake_waiters();
-  if (!status.ok()) context_.memory->break_job(status.message());  // and the engine's thread ends it
+  if (!status.ok()) context_.memory->break_job(status.message());  // the engine's thread then ends the job
   give_back(std::move(lock));
 }
 
@@ -186,7 +186,7 @@ void ProgressLoop::run() {
   }
 }
 
-// From here on the engine's thread listens.
+// Gives the engine lock back. From here on notifications wake the engine's own thread.
 void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
@@ -202,8 +202,8 @@ void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
   }
 }
 
-// Returns when there is enough, and when the engine has ended. For a waiting thread it returns also when it is
-// interrupted, for the engine's own when there is nothing to do for the moment.
+// Runs the engine until enough() is true, the engine has ended, or the waiting thread is interrupted. The engine's own
+// thread also returns when there is nothing to do for the moment.
 void ProgressLoop::work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
   const DefaultArithmetic arithmetic;
   doorbell().disarm();
@@ -233,8 +233,8 @@ void ProgressLoop::work(WaitingParty worker, const std::function<bool()>& enough
   if (!status.ok()) shutdown_.break_job(std::move(status));
 }
 
-// Continues an interrupted collective, then runs the log. Where the engine may work while the framework computes, it
-// leaves as soon as there is enough; elsewhere the rest would take the same processor.
+// Continues an interrupted collective, then runs the log. With overlap it stops as soon as has_enough() is true: the
+// engine's own thread does the rest. Without overlap that thread would only take the same processor.
 Status ProgressLoop::step(bool* progressed) {
   if (negotiator_.leaving_since() != 0) return shutdown_.leave();
   const size_t num_in_flight = requests_.num_in_flight();
@@ -281,7 +281,7 @@ bool ProgressLoop::has_work() {
 }
 
 uint32_t ProgressLoop::listening() const {
-  // With nothing in flight here, the requests of others can be run only if this rank is no member or has joined.
+  // With nothing in flight here, not even a join, requests of other ranks can run only on sets without this rank.
   const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
   return kWakeNews | (may_run ? kWakeReady : 0u) |
          (context_.control->is_flushed() && !context_.messenger.awaits_room() ? 0u : kWakeRoom);
@@ -291,7 +291,7 @@ uint64_t ProgressLoop::idle_timeout() const {
   if (negotiator_.leaving_since() != 0) return kWatchInterval;
   const bool is_idle = requests_.num_in_flight() == 0 && !context_.messenger.has_pending() && !watch_.watches_gpu();
   uint64_t timeout = is_idle ? kIdleInterval : kWatchInterval;
-  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // none notifies of requests that are deferred
+  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // no notification comes for deferred requests
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
   if (hold_.since != 0) be_there_at(hold_.since + hold_.limit);
@@ -301,8 +301,8 @@ uint64_t ProgressLoop::idle_timeout() const {
   return timeout;
 }
 
-// While a thread waits here and nothing happens, the ranks that defer requests are asked to send them: the result
-// may depend on them. Soon, but not at once, as these ranks will most often come to wait themselves.
+// While a thread waits here without progress, asks the ranks that defer requests to send them, as the result may depend
+// on them. Not at once: most often a thread of these ranks soon waits, too, which ends the deferral.
 void ProgressLoop::request_peer_flush() {
   const uint64_t now = now_ns();
   if (!is_waited_for()) {
@@ -316,15 +316,15 @@ void ProgressLoop::request_peer_flush() {
   }
 }
 
-// A thread here asks for results, or there is so much that it is time to start.
+// True if requests must not be deferred: a thread here asks for results, the engine stops, or enough bytes are queued.
 bool ProgressLoop::is_wanted() const {
   return is_waited_for() || flush_requested_.load() || context_.stop_requested.load() ||
          (context_.options.overlap && context_.queue.queued_bytes() >= kWorthSending);
 }
 
-// How long requests that are not wanted are deferred. Each start costs the computing threads context switches and
-// their caches, and soon there will be more to send. Where they have no processor to spare it is best to start when
-// they have nothing left to compute, which shows when one of them waits.
+// The longest time to defer requests while is_wanted() is false. Each start costs the computing threads context
+// switches and cached data, and more requests will follow soon. Without overlap there is no processor to spare: it is
+// best to start when the threads have nothing left to compute, which shows when a thread of another rank waits.
 uint64_t ProgressLoop::hold_limit() const {
   if (context_.options.overlap) return tuner_.cycle_time();
   return context_.memory->another_waits(context_.options.local_rank) ? 0 : kMaxHold;

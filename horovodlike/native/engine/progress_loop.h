@@ -1,7 +1,7 @@
-// The loop that does all of the engine's work, for one thread at a time: the holder of the engine lock. A thread that
-// waits for a result takes the lock if it is free, so that no thread has to wake another one and be woken by it.
-// Otherwise the engine's own thread does the work, and continues what a thread leaves undone that is interrupted by a
-// signal or has no time left.
+// The loop that does all of the engine's work, on one thread at a time: the holder of the engine lock. A thread that
+// waits for a result takes the lock if it is free and does the work itself: that saves waking the engine's own thread
+// and being woken by it. Otherwise the engine's own thread does the work. It also continues what a waiting thread has
+// left unfinished because of a signal or its deadline.
 #pragma once
 
 #include <atomic>
@@ -26,23 +26,23 @@ class ProgressLoop {
   void notify();
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   void request_flush();
-  // Any thread, before notify(): the requests that it tells of are not deferred.
+  // Any thread, before notify(): the requests in the queue are not deferred.
   void flush_next() { flush_requested_.store(true); }
-  // Any thread: a message has been posted. Begins it at once, unless another thread runs the engine and will.
+  // Any thread: begins a posted send or receive at once, or leaves that to the thread that holds the engine lock.
   void progress_messages();
-  // Any thread: returns when the engine's thread has ended, for which the context's stop_requested is set.
+  // Any thread: waits until the engine's own thread has ended. The caller has set the context's stop_requested.
   void join();
 
  private:
-  // Requests that are deferred to make larger batches.
+  // The deferral of requests to make larger batches.
   struct Hold {
-    uint64_t since = 0;  // 0: none are
-    uint64_t limit = 0;  // for how long they were to be
+    uint64_t since = 0;  // when it began; 0: no request is deferred
+    uint64_t limit = 0;  // the longest deferral, as last computed
   };
-  // A thread waits while nothing happens.
+  // The time in which a thread waits for a result and the engine makes no progress.
   struct IdleWait {
-    uint64_t since = 0;  // when it was first seen; 0: no thread does
-    uint64_t next_request = 0;
+    uint64_t since = 0;         // when it was first seen; 0: there is none
+    uint64_t next_request = 0;  // when to ask other ranks for a flush
   };
 
   // Any thread.
@@ -57,7 +57,7 @@ class ProgressLoop {
   Status step(bool* progressed);
   Status send(bool* progressed);
   bool has_work();
-  uint32_t listening() const;  // to which reasons
+  uint32_t listening() const;  // the WakeReasons to wake up for
   uint64_t idle_timeout() const;
   void request_peer_flush();
   uint64_t hold_limit() const;
@@ -71,9 +71,9 @@ class ProgressLoop {
   PeerWatch& watch_;
   Shutdown& shutdown_;
   std::atomic<bool> flush_requested_{false};
-  std::mutex engine_lock_;  // no lock is held when it is taken
+  std::mutex engine_lock_;  // taken while no other lock is held
   // For the holder of the engine lock.
-  bool is_gpu_watched_ = false;  // the engine's thread wakes up to watch it
+  bool is_gpu_watched_ = false;  // the engine's own thread wakes up in time to check it
   Hold hold_;
   IdleWait idle_wait_;
 

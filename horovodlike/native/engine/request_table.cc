@@ -37,7 +37,7 @@ void RequestTable::define(const Record& record) {
   if (definition.tensor != nullptr) definition.tensor->agreed = nullptr;
 }
 
-// A tensor that this rank has announced in full gets an id.
+// Gives an id to a tensor that this rank has announced in full.
 void RequestTable::adopt(TensorId id, Definition* definition) {
   auto waiting = in_full_.find(key_of(definition->signature.process_set, definition->signature.name));
   if (waiting == in_full_.end()) return;
@@ -55,8 +55,8 @@ std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
   context_.queue.forget_id(tensor.get());
   if (tensor->request == nullptr) return nullptr;
   in_full_[tensor->key] = tensor;
-  // A request that is announced in full already stays so: the coordinator gets it only after this record, because this
-  // rank had joined.
+  // A request that is already announced in full stays so: because this rank had joined, the coordinator gets the
+  // announcement only after it has written this record.
   if (tensor->announced_in_full) return nullptr;
   tensor->announced_in_full = true;
   return tensor;
@@ -71,7 +71,7 @@ Status RequestTable::find_tensors(const std::vector<TensorId>& ids, std::vector<
   tensors->clear();
   for (TensorId id : ids) {
     auto found = definitions_.find(id);
-    // It may have been defined while this rank had joined, and has not changed since.
+    // The tensor may have been defined while this rank had joined, and not have changed since.
     if (found != definitions_.end() && found->second.tensor == nullptr) adopt(id, &found->second);
     if (found == definitions_.end() || found->second.tensor == nullptr || found->second.tensor->request == nullptr) {
       return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +

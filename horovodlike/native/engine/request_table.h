@@ -1,5 +1,5 @@
-// The requests of this rank that the engine has taken from the queue, until they complete: by the id that the log has
-// for them, or by name where they are announced in full. For the holder of the engine lock.
+// The requests of this rank that the engine has taken from the queue, until they complete. A request is found by the id
+// that the log has for its tensor, or by name if it is announced in full. For the holder of the engine lock.
 #pragma once
 
 #include <memory>
@@ -11,12 +11,12 @@
 
 namespace hvl {
 
-// The definition of an id of the log.
+// An id's meaning, as the log defines it.
 struct Definition {
   Signature signature;
   std::vector<int64_t> varying;  // laid out as in Record
   size_t varying_per_rank = 0;
-  std::shared_ptr<NamedTensor> tensor;  // null: this rank has never asked for it
+  std::shared_ptr<NamedTensor> tensor;  // null: this rank has never requested it
 
   const int64_t* varying_of(int rank) const { return varying.data() + static_cast<size_t>(rank) * varying_per_rank; }
 };
@@ -26,33 +26,33 @@ class RequestTable {
   explicit RequestTable(EngineContext* context) : context_(*context) {}
 
   size_t num_in_flight() const { return num_in_flight_; }
-  // The request has been taken from the queue; returns its tensor, which is neither announced by id nor in full.
+  // Adds a request from the queue, which is not announced yet, and returns its tensor.
   NamedTensor* add(std::unique_ptr<PendingRequest> request);
-  // The tensor's request is found by its name from now on.
+  // Makes the tensor's request findable by its name.
   void list_in_full(const NamedTensor& tensor);
-  // Whether the tensor's id stands for its request, so that the request may be announced by the id.
+  // True if the tensor's request matches the definition of its id, so that it may be announced by the id.
   bool is_agreed(NamedTensor* tensor) const;
 
   void define(const Record& record);
-  // The id stands for nothing any more. Returns the tensor if its request is announced by the id: from now on it counts
-  // as announced in full. Else null.
+  // Removes the definition of the id. Returns the tensor if its request is announced by the id: from now on the request
+  // counts as announced in full. Returns null otherwise.
   std::shared_ptr<NamedTensor> forget(TensorId id);
-  // Null: the log has not defined it.
+  // Returns null if the id is not defined.
   const Definition* find(TensorId id) const;
-  // The tensors of these ids, each of which must have a request in flight.
+  // Finds the tensors of these ids. Fails if one of them has no request in flight.
   Status find_tensors(const std::vector<TensorId>& ids, std::vector<NamedTensor*>* tensors);
-  // Null: no request is known under this name.
+  // Returns the tensor of this name, which may have no request, or null. Removes it from those announced in full.
   std::shared_ptr<NamedTensor> take_by_name(const Signature& signature);
 
-  // The tensor's request completes.
+  // Completes the tensor's request.
   void complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs = {},
                 GpuResultPtr on_gpu = nullptr);
-  // All requests complete with this error.
+  // Completes all requests with this error.
   void fail_all(const Status& status);
 
-  // The oldest first.
+  // Returns the requests in flight, the oldest first.
   std::vector<const PendingRequest*> in_flight() const;
-  // Whether fits(request, is_in_full) holds for any request in flight; `is_in_full`: the log has no id for it.
+  // True if fits(request, is_in_full) is true for any request in flight; `is_in_full`: it is announced in full.
   template <typename Fits>
   bool has(Fits&& fits) const {
     const auto is_found = [&](const NamedTensor* tensor, bool is_in_full) {
@@ -72,7 +72,7 @@ class RequestTable {
 
   EngineContext& context_;
   std::unordered_map<TensorId, Definition> definitions_;
-  std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
+  std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced in full, by key
   size_t num_in_flight_ = 0;
 };
 

@@ -4,8 +4,8 @@
 
 namespace hvl {
 
-// The work that a GPU was given before is done first, however long that takes: streams wait for it, and cannot be told
-// that it failed. Until then this rank watches the others, and they watch it.
+// First waits, without a limit, for the work that the GPU has been given: streams wait for it, and cannot get an error.
+// Until then this rank and the others still watch each other.
 Status Shutdown::leave() {
   const Status status = gpu_.check();
   if (!status.ok()) return status;
@@ -22,7 +22,7 @@ Status Shutdown::leave() {
   return Status();
 }
 
-// Those that the other ranks have sent before they shut down: in shared memory they are there already.
+// Receives the messages that other ranks sent before they shut down. Those in shared memory have all arrived by now.
 Status Shutdown::receive_last_messages() {
   context_.messenger.finish();
   Status status;
@@ -40,9 +40,9 @@ void Shutdown::break_job(Status status) {
   end(Status(HVL_JOB_BROKEN, context_.memory->broken_text()));
 }
 
-// A collective has failed since a connection was lost. Most often the rank at its other end is not to blame, but was
-// the first to miss another rank: it tells which one. If that is the leader of this host, through which it would be
-// heard, the leader's own process tells.
+// If a collective has failed because a connection was lost, waits for a report of the cause: most often the rank at the
+// other end of the connection has itself lost a third rank before, and reports which one. The report comes through the
+// leader of this host. If the leader is the rank that is lost, the end of its process shows that.
 void Shutdown::hear_why(Status* status) {
   if (!executor_.has_failed() || context_.poller == nullptr) return;
   HostMemory& memory = *context_.memory;
@@ -86,7 +86,7 @@ void Shutdown::end(const Status& reason) {
   tuner_.stop();
   context_.queue.close(status);
   gpu_.end(status);
-  do {  // requests that came before the queue was closed, then those that follow them
+  do {  // requests queued before the queue was closed, then those that follow them
     negotiator_.gather_queued();
     requests_.fail_all(status);
   } while (!context_.queue.empty());

@@ -1,5 +1,5 @@
-// The end of the job on this rank, in good order or broken: the last messages, and the errors of all requests. For the
-// holder of the engine lock.
+// The end of the job on this rank, by a shutdown or because the job is broken: the exchange of the last messages, and
+// the completion of all requests with an error. For the holder of the engine lock.
 #pragma once
 
 #include "engine/negotiator.h"
@@ -19,9 +19,9 @@ class Shutdown {
         gpu_(*gpu) {}
 
   bool has_ended() const { return has_ended_; }
-  // The log has ended: ends the job on this rank, unless a GPU still works; then it is called again.
+  // Called when the log has ended, until has_ended(): ends the job on this rank once its GPU and messages are done.
   Status leave();
-  // Ends the job on all ranks for the reason of `status`, unless there is a better one.
+  // Breaks the job on all ranks with the reason in `status`, unless another rank reports the cause of the failure.
   void break_job(Status status);
   void flush_before_leaving();
 

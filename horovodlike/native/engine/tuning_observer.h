@@ -1,6 +1,6 @@
-// Tunes the engine's values from the batches that it sees, on rank 0, which alone knows them. The coordinator there
-// bounds the batches of all ranks, and nothing is reduced before rank 0 has announced it. For the holder of the engine
-// lock.
+// Passes the batches of rank 0 to the autotuner, and applies the values that it chooses. An autotuner on rank 0 is
+// enough: the coordinator there limits the batches of all ranks, and no tensor is reduced before rank 0 has announced
+// it. For the holder of the engine lock.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,11 @@
 
 namespace hvl {
 
-// Null: no value is tuned.
+// Returns null if no value is tuned.
 inline std::unique_ptr<Autotuner> make_autotuner(const EngineOptions& options) {
   AutotuneOptions autotune = options.autotune;
   if (!autotune.enabled || options.rank != 0) return nullptr;
-  autotune.cycle_time &= options.overlap;  // elsewhere no collective begins before a thread waits for it
+  autotune.cycle_time &= options.overlap;  // without overlap collectives begin only when a thread waits
   if (options.size == 1) {
     log(LogLevel::kWarning, "autotuning has nothing to do: a job of one rank has no batches");
     return nullptr;
@@ -39,11 +39,11 @@ class TuningObserver {
         cycle_time_(to_ns(context->options.cycle_time)) {}
 
   uint64_t cycle_time() const { return cycle_time_; }
-  // An allreduce begins; other collectives are not fused.
+  // Called when an allreduce begins; other collectives are not fused.
   void on_allreduce(const Collective& collective) {
     if (autotuner_ != nullptr) tune(collective);
   }
-  // The job ends.
+  // Called when the job ends.
   void stop() {
     if (autotuner_ != nullptr) autotuner_->stop();
   }
@@ -64,7 +64,7 @@ class TuningObserver {
 
   EngineContext& context_;
   std::unique_ptr<Autotuner> autotuner_;  // null: off, or done
-  std::vector<uint64_t> tensors_;         // of a batch; kept for its memory
+  std::vector<uint64_t> tensors_;         // hashes of the names in a batch; a member to reuse its memory
   uint64_t cycle_time_;
 };
 

@@ -15,7 +15,7 @@
 
 namespace hvl {
 
-// Common to the agreements of all teams.
+// The context that the agreements of all teams share.
 struct NcclContext {
   GpuOperations operations;
   std::shared_ptr<Gpu> gpu;
@@ -30,11 +30,11 @@ struct NcclContext {
 // For the thread that holds the engine lock, with the GPU's context current.
 class NcclAgreement {
  public:
-  // `team`: null for members that use no NCCL, without asking each other.
+  // `team`: if null, the members do not use NCCL, and do not negotiate about it.
   NcclAgreement(const NcclContext* context, TeamPtr team)
       : context_(*context), team_(std::move(team)), state_(team_ == nullptr ? State::kReady : State::kNew) {}
 
-  // Called before the members do something together. HVL_IN_PROGRESS: interrupted; the next call continues.
+  // Call it before each collective of the team. HVL_IN_PROGRESS: interrupted; the next call continues.
   Status agree();
   // Null: they do not use NCCL.
   NcclCommunicator* communicator() const { return communicator_.get(); }
@@ -56,9 +56,9 @@ class NcclAgreement {
   const NcclContext& context_;
   const TeamPtr team_;
   State state_;
-  std::vector<Introduction> introductions_;  // this rank's, then all
+  std::vector<Introduction> introductions_;  // this rank's, then those of all members
   Gather exchange_;
-  Batch naming_;                                    // the first one's introduction, with the id
+  Batch naming_;                                    // the first member's introduction, with the id
   std::unique_ptr<NcclCommunicator> communicator_;  // null: they do not use NCCL
   bool has_launched_ = false;
 };

@@ -1,7 +1,7 @@
 // The functions of NCCL that the engine calls, found in libnccl.so.2 at run time.
 //
 // Types and values are those of NCCL's documentation (docs.nvidia.com/deeplearning/nccl), from version 2.14 on: it is
-// the first whose communicators need not block.
+// the first with non-blocking communicators.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ enum NcclDataType : int {
   kNcclBfloat16 = 9
 };
 
-// Others are made by ncclRedOpCreatePreMulSum.
+// ncclRedOpCreatePreMulSum makes others.
 using NcclRedOp = int;
 constexpr NcclRedOp kNcclSum = 0;
 constexpr NcclRedOp kNcclProd = 1;
@@ -86,10 +86,10 @@ struct NcclApi {
   NcclResult (*ncclGroupStart)();
   NcclResult (*ncclGroupEnd)();
 
-  // Opens the library (empty: libnccl.so.2) and finds all of these. HVL_RESOURCES: what is missing.
+  // Opens the library (`file` empty: libnccl.so.2) and finds all functions above. HVL_RESOURCES has the reason.
   static Status load(const std::string& file, NcclApi* api);
 
-  // In words. `comm` may be null.
+  // Describes a result in words. `comm` may be null.
   std::string describe(NcclResult result, NcclComm comm) const;
   // 21903 for 2.19.3; 0 if the library does not say.
   int version() const;

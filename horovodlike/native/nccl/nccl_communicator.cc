@@ -13,9 +13,9 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kMostFactors = 256;  // that are kept
+constexpr size_t kMostFactors = 256;  // whose operations are kept
 
-// As NCCL reads it: a number of the dtype.
+// A factor as NCCL reads it: a number of the tensor's dtype.
 union Scalar {
   uint16_t half;
   float single;
@@ -109,7 +109,7 @@ void NcclCommunicator::destroy_ops() {
   scaled_.clear();
 }
 
-// If it could not be made, the launch has failed.
+// If the operation could not be made, the launch has failed, and the returned one does not matter.
 NcclRedOp NcclCommunicator::op_of(const NcclReduction& plan) const {
   const auto scaled = scaled_.find(key_of(plan));
   return plan.factor == 1.0 || scaled == scaled_.end() ? plan.op : scaled->second;

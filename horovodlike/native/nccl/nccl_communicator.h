@@ -16,7 +16,7 @@
 namespace hvl {
 
 // For the thread that holds the engine lock, with the GPU's context current. NCCL does not block here: after start()
-// and launch() it is asked whether it is done, and nothing else may be called before that.
+// and launch(), call poll() until it is done, and nothing else before that.
 class NcclCommunicator {
  public:
   NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}
@@ -28,14 +28,14 @@ class NcclCommunicator {
   Status start(const NcclUniqueId& id, int size, int place);
   // Calls NCCL's functions as one group, so that they are one launch. `reductions`: those that the calls use.
   Status launch(const std::vector<NcclReduction>& reductions, const std::function<void()>& calls);
-  // Sets whether NCCL is done with the last call. An error: NCCL has failed, in the call or on the device.
+  // Sets *done if NCCL is done with the last call. An error: NCCL has failed, in the call or on the device.
   Status poll(bool* done);
   // Aborts the work on the device, independently of the other members. Nothing may be called afterwards. Blocks.
   void abort();
-  // Frees it if its work is done; until then, call again. An error: it can only be aborted.
+  // Frees the communicator, without waiting: call it again until *done is set. An error: it can only be aborted.
   Status finish(bool* done);
 
-  // Within launch(). Counts are those of elements.
+  // For the calls within launch() only. Counts are in elements.
   void all_reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction);
   void reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction, int root);
   void reduce_scatter(const void* from, void* to, uint64_t count_received, const NcclReduction& reduction);
@@ -56,12 +56,12 @@ class NcclCommunicator {
   NcclComm comm_ = nullptr;
   bool is_finalizing_ = false;
   NcclResult first_error_ = kNcclSuccess;  // of the launch
-  // Sums that multiply, which are made for one communicator; by the factor's bits.
+  // PreMulSum operations of this communicator, by dtype and the bits of the factor.
   std::map<std::pair<NcclDataType, uint64_t>, NcclRedOp> scaled_;
 };
 
-// Aborts all at once, in separate threads. Freeing one may wait for all work of the device, and so for another one that
-// must be aborted, too; and for work that is not ours. False: some have not ended in time, and continue.
+// Aborts all communicators at once, in separate threads: freeing one may wait for all work of the device, so also for
+// another one that must be aborted, and for work of others. False: some have not ended in time, and continue.
 bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<NcclCommunicator>> communicators,
                uint64_t timeout);
 

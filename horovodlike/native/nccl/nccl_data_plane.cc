@@ -27,7 +27,7 @@ NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu
       stream_(waiter->describe(local_rank) + ", GPU " + std::to_string(gpu_->device()), gpu_, waiter),
       teams_(NcclContext{options.operations, gpu_, cpu, waiter, size}) {}
 
-// The stream is idle, or its remaining work outlives this: then the memory that it copies from is leaked, too.
+// The stream is idle, or its work outlives this object: then the memory that the work copies from is leaked, too.
 NcclDataPlane::~NcclDataPlane() {
   const bool has_ended = teams_.abort() && stream_.drain();
   stream_.close(has_ended);
@@ -74,14 +74,14 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
   return stream_.broken(status);
 }
 
-// Also warns if NCCL does not do it, although the members use it.
+// Also warns if NCCL cannot run this reduction although the members use NCCL.
 NcclReduction NcclDataPlane::plan_for(const Reduction& reduction, const char* input) {
   const NcclReduction plan = plan_reduction(reduction, team_->size());
   if (uses_nccl() && plan.why_not != nullptr) warn_staged(plan.why_not, input);
   return plan;
 }
 
-// Once for each reason. input: that of the tensor; null: the first one of the collective.
+// Warns once for each reason. `input`: the tensor's; null: that of the collective's first tensor.
 void NcclDataPlane::warn_staged(const char* why, const char* input) {
   if (team_->mine != 0 || !staged_for_.insert(why).second) return;
   log(LogLevel::kWarning, "'" + name_of_(input) + "' and its like go through the memory of the host: " + why);
@@ -217,7 +217,7 @@ Status NcclDataPlane::on_host() {
     if (uses_nccl()) warn_staged("NCCL has no Adasum");
     return Status();
   });
-  if (status.ok()) staging_->let_go_of_whole();  // the request in flight owns it
+  if (status.ok()) staging_->let_go_of_whole();  // the copies in flight own it
   return status;
 }
 
@@ -232,7 +232,7 @@ Status NcclDataPlane::check() {
 
 void NcclDataPlane::abort(const Status& why) {
   stream_.fail(why);  // before the device can continue
-  // Work under way may still write to its tensors.
+  // Until the device has ended, its work may still write to the tensors.
   stream_.let_go(teams_.abort() && stream_.drain());
 }
 

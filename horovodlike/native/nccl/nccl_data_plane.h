@@ -1,7 +1,7 @@
-// The data plane of tensors on GPUs: NCCL where it can do it, else the data plane of the CPU through the host's memory.
+// The data plane of tensors on GPUs: NCCL where possible, else the data plane of the CPU through the host's memory.
 //
 // Its functions return when all work has been given to the device, which does it in the order of the log on a stream of
-// the engine. From then on the work on the device is watched until it is done.
+// the engine. After that, check() watches the work until it is done.
 #pragma once
 
 #include <functional>
@@ -26,12 +26,12 @@ class NcclDataPlane : public DataPlane {
   ~NcclDataPlane() override;
   NcclDataPlane(const NcclDataPlane&) = delete;
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
-  // The name of the tensor with this input, in the collective under way; null: of the first one.
+  // Returns the name of the tensor with this input in the collective under way; null: of its first tensor.
   using NameOf = std::function<std::string(const char* input)>;
   // Must be called before anything else.
   Status open(NameOf name_of);
 
-  // Must be told what each collective waits for.
+  // Tell it which requests' streams each collective must wait for: see EngineStream::hold_until_ready().
   EngineStream& stream() { return stream_; }
 
   void begin(TeamPtr team, uint64_t number) override;
@@ -41,15 +41,15 @@ class NcclDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
   Status alltoall(const Exchange& exchange) override;
-  // Runs `work` on the host, in place on a copy of the batch, which is then copied to the batch's outputs. First
-  // prepare_on_host() sets *host to the location of that copy, which is complete when `work` is called.
+  // on_host() runs `work` in place on a copy of the batch in host memory, and copies the result to the batch's outputs.
+  // Call prepare_on_host() first: it sets *host to that copy, which has its data only when `work` is called.
   Status prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
   Status on_host();
 
-  // check() watches the work on the device: call it now and then while is_busy(). An error breaks the job.
+  // check() watches the work on the device: call it periodically while is_busy(). An error breaks the job.
   bool is_busy() const { return stream_.is_working() || teams_.has_retired(); }
   Status check();
-  // No collective of this team comes any more.
+  // Called when there will be no more collectives of this team.
   void forget(const TeamPtr& team) { teams_.forget(team); }
   // close(): the job ends, and the device has no work. abort(): the job is broken; ends the work on the device, whose
   // results fail.
@@ -64,7 +64,7 @@ class NcclDataPlane : public DataPlane {
   NcclReduction plan_for(const Reduction& reduction, const char* input);
   void warn_staged(const char* why, const char* input = nullptr);
   using Reduce = std::function<void(NcclCommunicator*, const Segment&, uint64_t count, const NcclReduction&)>;
-  // `reduce`: NCCL's function. The segments that NCCL cannot reduce are in staged_ then.
+  // `reduce`: calls NCCL's function. Collects the segments that NCCL cannot reduce in staged_.
   Status start_reduction(const Batch& batch, const Reduce& reduce);
 
   const GpuOptions options_;
@@ -80,7 +80,7 @@ class NcclDataPlane : public DataPlane {
   // The collective under way.
   TeamPtr team_;
   Stage stage_ = Stage::kAgree;
-  Batch staged_;  // that part of a batch which NCCL cannot reduce
+  Batch staged_;  // the part of a batch that NCCL cannot reduce
 };
 
 }  // namespace hvl

@@ -27,7 +27,7 @@ bool dtype_of(DataType dtype, NcclDataType* nccl) {
   }
 }
 
-// Of bytes that are 0 or 1, `or` is the maximum and `and` the minimum.
+// Returns NCCL's operation. For bools, which are bytes of 0 or 1, `or` is the maximum and `and` the minimum.
 NcclRedOp op_of(ReduceOp op, DataType dtype) {
   switch (op) {
     case HVL_MIN: return kNcclMin;
@@ -39,14 +39,14 @@ NcclRedOp op_of(ReduceOp op, DataType dtype) {
 
 bool is_same(const CudaUuid& a, const CudaUuid& b) { return memcmp(&a, &b, sizeof a) == 0; }
 
-// Also 1 / f * f, which may be off by a rounding error that no sum shows.
+// True also for 1 / f * f, which may differ from 1 by a rounding error, as small as those of a sum.
 bool is_one(double factor) { return std::abs(factor - 1.0) <= 4 * std::numeric_limits<double>::epsilon(); }
 
 bool has_exactly(DataType dtype, double factor) {
   return with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (kIsMinifloat<T>) return widen(narrow<T>(factor)) == factor;
-    return true;  // the error is that of one rounding of the result
+    return true;  // the factor's rounding error is as small as the result's
   });
 }
 

@@ -1,4 +1,4 @@
-// The decisions on which reductions NCCL runs, and between which ranks; all ranks decide alike.
+// The decisions on which reductions NCCL runs, and between which ranks. They are the same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,32 @@ namespace hvl {
 
 // The NCCL form of a reduction, or the reason why NCCL does not run it.
 struct NcclReduction {
-  const char* why_not = nullptr;  // null: it does
+  const char* why_not = nullptr;  // null: NCCL runs it
   NcclDataType dtype = kNcclUint8;
   NcclRedOp op = kNcclSum;
   double factor = 1.0;  // other than 1: every source is multiplied by it before it is added
 };
 
-// For a team of `size`. NCCL averages, and multiplies, in the dtype itself: with float16 and bfloat16 and a size that
-// is no power of two, the average has the rounding error of the factor. Other factors are used only if the dtype
-// represents them exactly. The average of one rank is a sum, which in place is no work for the device. NCCL's minimum
-// and maximum of a NaN and a number are the number.
+// The plan for a reduction by a team of `size` ranks.
+//
+// NCCL multiplies by the factor in the tensor's dtype, also for an average. So an average of float16 or bfloat16 has
+// the rounding error of 1 / size, unless `size` is a power of two. With these dtypes, NCCL gets any other factor only
+// if it is exact in them. A team of one rank averages by a sum, which in place needs no work on the GPU. NCCL's minimum
+// and maximum do not propagate a NaN: of a NaN and a number they return the number.
 NcclReduction plan_reduction(const Reduction& reduction, size_t size);
 
 // The data that the members of a team exchange before they use NCCL together.
 struct Introduction {
   NcclUniqueId id;        // of the communicator; the first member's is used, once the members have chosen NCCL
-  CudaUuid gpu;           // that it uses
-  int32_t operations;     // its setting, a GpuOperations
-  int32_t nccl_version;   // 0: none
-  char why_no_nccl[200];  // text
+  CudaUuid gpu;           // of the member
+  int32_t operations;     // the member's setting, a GpuOperations
+  int32_t nccl_version;   // 0: it cannot use NCCL
+  char why_no_nccl[200];  // the reason; no 0 at the end if it is full
 };
 
 struct TransportChoice {
   bool uses_nccl;
-  std::string reason;  // for the log: why not
+  std::string reason;  // why not, for the log
 };
 
 // `ranks`: of the members, in the same order.

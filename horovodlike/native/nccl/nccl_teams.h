@@ -1,4 +1,4 @@
-// The teams that have run collectives on GPUs, and the life of their communicators until these have ended.
+// The teams that have run collectives on GPUs, and their communicators, until these are freed.
 #pragma once
 
 #include <map>
@@ -22,20 +22,20 @@ class NcclTeams {
 
   // The next collective is this team's. It uses no NCCL if a rank of the process set takes no part.
   void begin(const TeamPtr& team);
-  // That of the team of the last begin().
+  // The agreement of the team of the last begin().
   NcclAgreement& agreement() { return *current_; }
   NcclCommunicator* communicator() const { return current_->communicator(); }
-  // Whether any team uses NCCL.
+  // True if any team uses NCCL.
   bool use_nccl() const;
 
   // An error: a communicator has failed.
   Status check() const;
-  // No collective of this team comes any more: its communicator is finished later.
+  // Called when there will be no more collectives of this team: its communicator is finished later.
   void forget(const TeamPtr& team);
   bool has_retired() const { return !retired_.empty(); }
-  // The device has no work. Does not wait for communicators that cannot be finished.
+  // Finishes the communicators of forgotten teams, while the device has no work. Does not wait for those that fail.
   void finish_retired();
-  // The job ends, and the device has no work.
+  // Called when the job ends, and the device has no work.
   void close();
   // Ends the work of all communicators on the device. False: one could not be aborted in time, now or earlier.
   bool abort();

@@ -22,7 +22,7 @@ struct CoordinatorOptions {
   int max_batch = 4096;                  // ids of a batch at most
 };
 
-// The reason for a record. Numbers, because most reasons are never read.
+// The reason for a record. Kept as numbers, because most reasons are never turned into text.
 struct Reason {
   enum class Why : uint8_t { kAllReady, kNew, kChanged, kRefused, kCacheFull, kSetRemoved, kRankLeft };
   Why why = Why::kAllReady;

@@ -30,7 +30,7 @@ bool Coordinator::State::is_by_members(const TensorState& tensor) const {
   return tensor.kind == HVL_ADD_PROCESS_SET && table.details(tensor).signature.is_by_members();
 }
 
-// True if a tensor that the rank has not ready is incomplete because of that.
+// For a rank that does not have the tensor ready: true if the tensor waits for it.
 bool Coordinator::State::waits_for(const TensorState& tensor, const ProcessSet& set, int rank) const {
   if (!is_by_members(tensor)) return !set.has_joined(rank);
   const std::vector<int64_t>& members = table.details(tensor).signature.arguments;
@@ -98,8 +98,8 @@ void Coordinator::State::on_join(const TensorState& join, int rank) {
   for (const auto& [since, id] : complete) completed.push_back(id);
 }
 
-// Has the ranks that wait in this join take part again: all ranks have joined, or the join failed. All complete tensors
-// have been decided before.
+// Makes the ranks that wait in this join take part in collectives again: all ranks have joined, or the join has failed.
+// All complete tensors have been decided before.
 void Coordinator::State::forget_joins(const TensorState& join) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (!set.is_joined_by(join)) return;
@@ -118,7 +118,7 @@ void Coordinator::State::forget_joins(const TensorState& join) {
   }
 }
 
-// True for a join in which only ranks wait that have joined: they wait until the others have no more data.
+// True for a join for which only joined ranks are ready: they wait until the others have no more data.
 bool Coordinator::State::only_joins(const TensorState& tensor) {
   if (tensor.kind != HVL_JOIN) return false;
   const ProcessSet& set = *find_process_set(tensor.process_set);
@@ -150,7 +150,7 @@ TensorState* Coordinator::State::with_new_id(TensorId id) {
     if (table.is_ready(*old, rank)) table.add_ready(tensor, rank);
   }
   set.names[table.details(*old).signature.name] = tensor->id;
-  std::replace(set.joined.begin(), set.joined.end(), id, tensor->id);  // the ranks that have joined by it
+  std::replace(set.joined.begin(), set.joined.end(), id, tensor->id);  // in the ranks that wait in this join
   table.remove(old);
   return tensor;
 }

@@ -16,12 +16,12 @@ namespace hvl {
 
 struct ProcessSet {
   std::vector<int> members;  // ascending
-  RankSet ranks;             // the same
+  RankSet ranks;             // the members as a RankSet
   std::unordered_map<std::string, TensorId> names;
   std::vector<TensorId> joined;  // by rank: the join that it waits in; kNoId: it has not joined
   int32_t num_joined = 0;
   int last_joined = -1;
-  bool is_by_members = false;  // they have added it, and other ranks may not know its id
+  bool is_by_members = false;  // added by its members alone: other ranks may not know its id
 
   int32_t num_active() const { return static_cast<int32_t>(members.size()) - num_joined; }
   bool has_joined(int rank) const { return joined[static_cast<size_t>(rank)] != kNoId; }

@@ -27,7 +27,7 @@ constexpr int32_t kMaxRanks = 65536;
 struct Message {
   enum class Type : uint8_t {
     kReady = 1,     // `ids`: tensors whose signature the log has defined and that this rank has ready
-    kRequest = 2,   // `signature`: ready, and without an id or different from the definition of the id
+    kRequest = 2,   // `signature`: a ready tensor that has no id, or differs from the definition of its id
     kShutdown = 3,  // `text`: why
   };
   Type type = Type::kReady;

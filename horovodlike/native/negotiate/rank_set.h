@@ -57,7 +57,8 @@ class RankSet {
   int32_t size_ = 0;
 };
 
-// "rank 3", "ranks 0, 1, 5"; more than eight are shortened: "ranks 0-6, 9 and 3 more". `ranks` must be ascending.
+// The ranks as text: "rank 3" or "ranks 0, 1, 5". More than eight become at most four ranks or ranges, and a count of
+// the others: "ranks 0-6, 9, 12, 14 and 3 more". `ranks` must be ascending.
 std::string text_of_ranks(const std::vector<int>& ranks);
 
 }  // namespace hvl

@@ -26,8 +26,8 @@ struct StragglerStats {
   }
 };
 
-// A rank and the time at which it was ready, in one number; the greatest is the latest: 48 bits of a microsecond (nine
-// years), 16 bits of the rank.
+// A rank and the time at which it was ready, in one number, so that the greatest number is the latest rank: 48 bits for
+// microseconds (nine years), 16 bits for the rank.
 class ReadyMark {
  public:
   ReadyMark() = default;

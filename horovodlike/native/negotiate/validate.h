@@ -20,7 +20,7 @@ struct Proposal {
 // Adds one rank's request to the proposal with the same signature, or as a new proposal.
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals);
 
-// The same for all ranks that the request names.
+// Adds the requests of all ranks that the message names.
 void add_to_proposals(const Message& request, std::vector<Proposal>* proposals);
 
 // Either an error that names the tensor, the ranks and their values, or the definition: see Record.

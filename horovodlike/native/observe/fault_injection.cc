@@ -40,7 +40,7 @@ void cut_connections() {
   DIR* folder = opendir("/proc/self/fd");
   if (folder == nullptr) throw std::runtime_error("cannot read /proc/self/fd, which lists the connections to cut");
   while (const dirent* entry = readdir(folder)) {
-    const int fd = atoi(entry->d_name);  // 0 of "." and "..": no socket of the job is that
+    const int fd = atoi(entry->d_name);  // 0 for "." and "..": never a socket of the job
     if (fd > 0 && is_tcp(fd)) shutdown(fd, SHUT_RDWR);
   }
   closedir(folder);

@@ -1,6 +1,6 @@
-// Faults that a rank injects into itself at a given place, for tests of the effect on other ranks.
+// Faults that a rank injects into itself at a given point, for tests of the effect on other ranks.
 //
-// Armed once, a fault triggers once: when the engine next gets to that place. Where none is armed, it costs one relaxed
+// An armed fault triggers once, when the engine next reaches that point. If none is armed, the check costs one relaxed
 // load for each batch, or each set of new requests.
 #pragma once
 
@@ -17,7 +17,7 @@ using FaultAction = std::function<void()>;
 
 class Fault {
  public:
-  // Any thread. Replaces the fault that was armed before; null: arms none.
+  // Any thread. Replaces the fault that was armed before; null: removes it.
   void arm(FaultAction trigger) {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_armed_.store(trigger != nullptr, std::memory_order_relaxed);
@@ -38,12 +38,12 @@ class Fault {
   }
 
  private:
-  std::mutex mutex_;  // a leaf; guards trigger_
+  std::mutex mutex_;  // a leaf lock; guards trigger_
   std::atomic<bool> is_armed_{false};
   FaultAction trigger_;
 };
 
-// `amount`: the number of a signal, or seconds. Null: there is no such fault.
+// `amount`: the number of a signal, or seconds. Returns null if there is no such fault.
 FaultAction make_trigger(hvl_fault fault, double amount);
 // Shuts down all TCP connections of this process, as if the network were gone: its descriptors stay open.
 void cut_connections();

@@ -30,7 +30,7 @@ void FlightRecorder::end(uint64_t now) {
   write(&slots_[(num_begun_.load(std::memory_order_relaxed) - 1) % capacity_]);
 }
 
-// Each store is a release: a reader that sees a new word also sees that the version was odd, or is another one.
+// Each store of a word is a release: a reader that sees a new word also sees the odd version, or a later one.
 void FlightRecorder::write(Slot* slot) {
   uint64_t words[kWords];
   memcpy(words, &current_, sizeof words);
@@ -53,7 +53,7 @@ std::vector<CollectiveRecord> FlightRecorder::read() const {
     memcpy(static_cast<void*>(&record), words, sizeof words);
     records.push_back(record);
   }
-  // A slot may have been used again meanwhile.
+  // Restores the order: a slot may have been overwritten with a newer record meanwhile.
   std::sort(records.begin(), records.end(),
             [](const CollectiveRecord& a, const CollectiveRecord& b) { return a.number < b.number; });
   return records;

@@ -1,7 +1,7 @@
-// The last collectives of a rank, which tell afterwards what it was doing.
+// The last collectives of a rank, to show after a failure what it was doing.
 //
-// One thread writes (the holder of the engine lock), any thread reads at any time, without a lock: a slot's version is
-// odd while it is written, and a reader skips a slot that changed while it read.
+// One thread writes (the holder of the engine lock). Any thread reads at any time, without a lock: a slot's version is
+// odd while the slot is written, and a reader skips a slot that changed during the read.
 #pragma once
 
 #include <atomic>
@@ -17,15 +17,15 @@ namespace hvl {
 
 // One collective. Times are now_ns() times.
 struct CollectiveRecord {
-  uint64_t number = 0;  // of the log's collectives, the same on all ranks
+  uint64_t number = 0;  // its place among the log's collectives, the same on all ranks
   uint64_t enqueued_at = 0;
   uint64_t begun_at = 0;
-  uint64_t ended_at = 0;  // 0: it has not
+  uint64_t ended_at = 0;  // 0: it has not ended
   int64_t num_bytes = 0;
   Kind kind = HVL_ALLREDUCE;
   int32_t process_set = 0;
   int32_t num_requests = 0;
-  char name[68] = {};  // of the first request, cut to the room there is
+  char name[68] = {};  // of the first request, truncated to this size
 
   void set_name(const std::string& text);
 };
@@ -34,7 +34,7 @@ class FlightRecorder {
  public:
   explicit FlightRecorder(size_t capacity);
 
-  // The one writer. Neither takes memory.
+  // For the one writer. Neither function allocates memory.
   void begin(const CollectiveRecord& record);
   void end(uint64_t now);
   // Any thread: all records, the oldest first.
@@ -54,10 +54,10 @@ class FlightRecorder {
   const size_t capacity_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> num_begun_{0};
-  CollectiveRecord current_;  // the writer's
+  CollectiveRecord current_;  // used by the writer only
 };
 
-// A JSON array of objects; times in seconds since the epoch, `null` for a collective that has not ended.
+// Returns a JSON array of objects; times in seconds since the epoch, `null` for a collective that has not ended.
 std::string to_json(const std::vector<CollectiveRecord>& records);
 
 }  // namespace hvl

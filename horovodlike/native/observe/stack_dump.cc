@@ -14,7 +14,7 @@ namespace hvl {
 
 namespace {
 
-constexpr uint32_t kLeaves = 1u << 31;  // of StackBlock::asked
+constexpr uint32_t kLeaves = 1u << 31;  // a bit of StackBlock::asked: the rank leaves
 constexpr size_t kMaxReport = 24 << 10;
 constexpr uint64_t kLongSleep = 3600 * kSecond;
 
@@ -22,7 +22,7 @@ constexpr uint64_t kLongSleep = 3600 * kSecond;
 char state_of(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const size_t end_of_name = text.rfind(')');  // the name may hold anything
+  const size_t end_of_name = text.rfind(')');  // the name may contain any character
   return end_of_name != std::string::npos && end_of_name + 2 < text.size() ? text[end_of_name + 2] : '?';
 }
 
@@ -123,7 +123,7 @@ std::string StackDumpRequests::name_of(const Question& question) const {
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
-// A relay that is stopped hides all ranks whose requests it relays.
+// If a relay is stopped, all ranks whose requests it relays seem to be missing, too.
 std::string StackDumpRequests::why_not_asked(int rank) const {
   std::string text = "was not asked: it is on another host than rank 0";
   if (relays_.empty()) return text;

@@ -1,8 +1,9 @@
-// How the coordinator learns where the Python threads of another rank are: it asks in shared memory, a Python thread of
-// that rank which sleeps there writes the answer beside the question, and the coordinator reads it in passing.
+// Stack dumps: the coordinator gets the stacks of the Python threads of another rank on its host. It makes a request in
+// shared memory. A Python thread of that rank, which sleeps until there is one, writes the answer next to it. The
+// coordinator polls for the answer and never blocks.
 //
-// Neither engine takes part on the other side, and no signal is sent: a signal would interrupt system calls of code
-// that does not expect it. The price: a rank that holds the interpreter's lock in native code does not answer, and the
+// The engine of the asked rank takes no part, and no signal is sent: a signal would interrupt system calls of code that
+// does not expect it. The price: a rank that holds the interpreter's lock in native code does not answer, and the
 // report says so.
 #pragma once
 
@@ -16,32 +17,32 @@
 
 namespace hvl {
 
-// How long a rank has to answer. It needs milliseconds, unless it is the rank that is stuck.
+// The time that a rank has to answer. It needs milliseconds, unless it is stuck in native code.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
 
-// Whether a signal or a debugger has stopped a process of this host.
+// True if a signal or a debugger has stopped this process of this host.
 bool is_stopped(int pid);
 
-// Any thread of the rank that is asked: sleeps until there is a question, and returns its number; 0: there will be
-// none, as the rank leaves.
+// Any thread of the asked rank: sleeps until there is a stack-dump request, and returns its number. Returns 0 if the
+// rank leaves, so that there will be no more.
 uint32_t await_question(HostMemory* memory, int local_rank);
-// The answer to that question, cut off where there is no room for more.
+// Answers the request with the number `question`; `text` is truncated to HVL_STACK_BYTES.
 void answer(HostMemory* memory, int local_rank, uint32_t question, const std::string& text);
-// Ends await_question() now and from now on.
+// Makes await_question() return 0 from now on, also a call under way.
 void stop_answering(HostMemory* memory, int local_rank);
 
-// The coordinator's side: one question to some ranks at a time.
+// The coordinator's side: one round of requests to some ranks at a time.
 class StackDumpRequests {
  public:
   // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
-  // ascending; the others cannot be asked. `relays`: by rank, the ranks that relay its requests, from it upwards.
+  // ascending; the others cannot be asked. `relays`: by rank, the relays of its messages to rank 0, in order.
   StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
                     std::vector<std::vector<int>> relays = {});
 
   void ask(const std::vector<int>& ranks, uint64_t now);
-  // All have answered, or their time is over.
+  // True if all asked ranks have answered, or their time is over.
   bool is_over(uint64_t now);
-  // Their answers; ranks with the same answer are together.
+  // Returns the answers as text; ranks with equal answers are listed together.
   std::string report();
 
  private:

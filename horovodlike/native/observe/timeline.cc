@@ -19,7 +19,7 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kMaxUnwritten = 32 << 20;  // bytes; what does not fit is dropped, rather than keep the engine waiting
+constexpr size_t kMaxUnwritten = 32 << 20;  // bytes; more events are dropped, as the engine must not wait
 constexpr auto kWriteInterval = std::chrono::milliseconds(50);
 constexpr const char* kEnd = "\n]\n";
 
@@ -67,7 +67,7 @@ Status Timeline::start(const std::string& path, bool mark_cycles) {
         "\", \"rank\": " + std::to_string(rank_) + ", \"start_time_since_epoch_in_micros\": " +
         std::to_string(EpochClock().nanoseconds(started_) / kMicrosecond) + "}}");
   }
-  sigset_t all, before;  // the thread inherits that: signals are for the framework's threads
+  sigset_t all, before;  // the thread inherits the mask: signals are for the framework's threads
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   writer_ = std::thread([this] { write_on(); });
@@ -82,7 +82,7 @@ void Timeline::stop() {
   is_on_.store(false);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end_open(now_ns());  // their results may be complete already
+    end_open(now_ns());  // of collectives whose results may be complete already
     stopping_ = true;
   }
   wakes_.notify_all();

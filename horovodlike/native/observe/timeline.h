@@ -1,7 +1,7 @@
 // The timeline of a rank: its collectives over time, as trace events that Chrome and Perfetto show.
 //
-// Each tensor is a process of the trace and the rank its thread, so that the files of all ranks can be laid over each
-// other. The file is a whole JSON array whenever it is looked at. While it is off, a batch costs one relaxed load.
+// In the trace each tensor is a process and the rank a thread of it, so that the files of all ranks can be merged. The
+// file is a complete JSON array at any time. While the timeline is off, a batch costs two relaxed loads.
 #pragma once
 
 #include <atomic>
@@ -25,12 +25,12 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Any thread. Ends the timeline that was being written, if there is one. `mark_cycles`: also where batches begin.
+  // Any thread. Stops the current timeline first, if there is one. `mark_cycles`: also mark the begin of each batch.
   Status start(const std::string& path, bool mark_cycles);
-  // Any thread. Returns when all is in the file.
+  // Any thread. Returns when all events are in the file.
   void stop();
 
-  // For the holder of the engine lock: the collective number `number` of these tensors begins, and ends.
+  // For the holder of the engine lock: a collective begins, and ends. `number`: its place in the log.
   void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now) {
     if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, now);
   }
@@ -42,7 +42,7 @@ class Timeline {
   // An event that has begun.
   struct Open {
     int row = 0;
-    std::string text;  // but for the time
+    std::string text;  // the event without its times
     uint64_t begun = 0;
   };
 
@@ -54,18 +54,18 @@ class Timeline {
   void add_span(const std::string& what, int row, uint64_t begun, uint64_t ended);
   int row_of(const std::string& name);
   std::string time_of(uint64_t time) const;
-  // The writer's thread.
+  // For the writer's thread.
   void write_on();
   void write(const std::string& events);
 
   const int rank_;
   std::atomic<bool> is_on_{false};
   std::mutex control_;  // start() and stop(); taken before mutex_
-  std::thread writer_;  // control_
-  int file_ = -1;       // the writer's while it runs
+  std::thread writer_;  // guarded by control_
+  int file_ = -1;       // used by the writer while it runs
   int64_t written_ = 0;
 
-  std::mutex mutex_;  // a leaf; guards the members below
+  std::mutex mutex_;  // a leaf lock; guards the members below
   std::condition_variable wakes_;
   bool stopping_ = false;
   bool mark_cycles_ = false;

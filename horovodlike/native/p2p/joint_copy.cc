@@ -10,8 +10,8 @@ namespace hvl {
 
 namespace {
 
-// `next` has the number of the copy in its upper half, so that a rank claims no piece of another copy than the one
-// whose addresses it has read, and the number of a piece in its lower one.
+// JointCopyBlock::next has the number of the copy in its upper half, and that of the next piece in its lower half. So a
+// claim fails if another copy has begun since the rank read the addresses.
 constexpr int kBitsOfPiece = 32;
 constexpr uint64_t kClosed = UINT32_MAX;
 constexpr uint64_t kPatience = 100 * kMillisecond;
@@ -40,7 +40,7 @@ bool JointCopy::has_pieces() const {
 
 bool JointCopy::is_open() const { return piece_of(block_.next.load()) != kClosed; }
 
-// Claims end first: else the sender could claim a piece of the last copy by what is written here of the next one.
+// Ends the claims first: else the sender could claim a piece of the last copy with values of the new one.
 void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
   const uint64_t last = block_.next.fetch_or(kClosed) >> kBitsOfPiece;
   num_received_ = 0;

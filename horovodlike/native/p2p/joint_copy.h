@@ -1,7 +1,8 @@
-// A large message that both of its ranks copy, each the pieces that it claims: two cores take half the time.
+// The copy of a large message by both of its ranks, each of which copies the pieces that it claims: two cores take half
+// the time.
 //
-// There is one at a time and direction. The receiver begins it, and reads from the sender's memory; the sender writes
-// to the receiver's memory, when its engine runs. If it does not run, the receiver copies everything.
+// There is one at a time in each direction. The receiver begins it, and reads from the sender's memory. The sender
+// writes to the receiver's memory while its engine runs; if it does not run, the receiver copies all pieces.
 #pragma once
 
 #include <atomic>
@@ -24,28 +25,28 @@ class JointCopy {
     uint64_t num_bytes = 0;
   };
 
-  // `peer`: the local rank of the other one.
+  // `peer`: the local rank of the other rank.
   JointCopy(std::shared_ptr<HostMemory> memory, int peer, JointCopyBlock* block)
       : memory_(std::move(memory)), peer_(peer), block_(*block) {}
 
-  // Either rank claims the next piece; false: there is none.
+  // For both ranks: claims the next piece; false: there is none left.
   bool claim(Piece* piece);
   bool has_pieces() const;
 
   // For the receiver.
   void begin(uint64_t id, const char* to, uint64_t num_bytes);
-  // The receiver does not copy a piece any more that it has claimed: most often it has copied it.
+  // Counts a piece that the receiver has claimed as received: it copies the piece, or gives up the whole copy.
   void add(const Piece& piece) { num_received_ += piece.num_bytes; }
   bool is_complete() const { return num_received_ + block_.num_sent.load() == block_.num_bytes.load(); }
-  // The sender could not copy: some of the bytes are not there.
+  // True if the sender could not copy a piece: some bytes are missing.
   bool has_failed() const { return block_.has_failed.load() != 0; }
-  // Ends the claims, and waits for the pieces that the sender has claimed, so that the memory can be used otherwise. It
-  // waits 100 ms at most: the sender may have been killed. There must be no other joint copy in this direction then.
+  // Ends the claims, and waits for the pieces that the sender has claimed, so that the memory can be reused. It waits
+  // 100 ms at most: the sender may have been killed. No other joint copy may begin in this direction afterwards.
   void close();
 
-  // For the sender. False: the receiver has closed the copy, and a claimed piece is not to be copied.
+  // For the sender. False: the receiver has closed the copy, and a claimed piece must not be copied any more.
   bool is_open() const;
-  // The sender has copied a piece that it has claimed, or could not.
+  // Ends a claimed piece. `is_copied`: false if the sender could not copy it.
   void end(const Piece& piece, bool is_copied);
 
  private:

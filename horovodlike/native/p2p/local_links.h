@@ -1,4 +1,4 @@
-// The links to the other ranks of this host: tells, without looking at each, whether one of them can move something.
+// The links to the other ranks of this host. can_progress() checks all of them at once, without a look at each.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,14 @@ namespace hvl {
 
 class LocalLinks {
  public:
-  // `moves`: counts what the other ranks have moved; see RankBlock.
+  // `moves`: this rank's RankBlock::message_moves, which counts the moves by other ranks.
   explicit LocalLinks(const std::atomic<uint64_t>* moves) : moves_(*moves) {}
 
   void add(PeerLink* link) { links_.push_back(link); }
-  // A link may have got something to send.
+  // Called when a link may have something to send.
   void set_active() { is_active_ = true; }
   bool can_progress() const { return is_active_ || moves_.load() != seen_; }
-  // Moves what can be moved. An error breaks the job.
+  // Makes progress on all links that can move bytes. An error breaks the job.
   Status progress(bool* progressed) {
     seen_ = moves_.load();
     is_active_ = awaits_room_ = false;

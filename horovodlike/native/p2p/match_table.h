@@ -1,7 +1,7 @@
 // Receives that wait for their messages, and messages that wait for their receives. Pure.
 //
-// A receive gets the message that arrived first among those of its source, tag and context, and a message the receive
-// that was posted first. A receive from any source matches the messages of all.
+// A receive gets the message that arrived first among those with its source, tag and context; a message goes to the
+// receive that was posted first among those that it matches. A receive from any source matches messages from all.
 #pragma once
 
 #include <cstddef>
@@ -17,32 +17,32 @@ namespace hvl {
 // A message that no receive has asked for so far.
 struct Arrival {
   MessageHeader header;
-  bool has_payload = false;   // else the sender keeps it until it is asked for
-  Announcement announcement;  // if so
-  std::vector<char> payload;  // if it is here
+  bool has_payload = false;   // false: the sender keeps it until it is asked for
+  Announcement announcement;  // if the sender keeps it
+  std::vector<char> payload;  // if `has_payload`
   MessageRequestPtr send;     // a message of this rank to itself, whose payload is still in the memory of the send
 };
 
 class MatchTable {
  public:
-  // The receive that was posted first of those that fit, which leaves the table; null: there is none.
+  // Removes the matching receive that was posted first, and returns it; null: there is none.
   MessageRequestPtr take_receive(const MessageHeader& message);
-  // take_receive() has found none.
+  // Adds a message for which take_receive() has found no receive.
   void keep(Arrival arrival);
-  // The message that arrived first of those that fit leaves the table, in *arrival; false: there is none.
+  // Removes the matching message that arrived first, and returns it in *arrival; false: there is none.
   bool take_arrival(const MessageHeader& receive, Arrival* arrival);
-  // take_arrival() has found none.
+  // Adds a receive for which take_arrival() has found no message.
   void keep(MessageRequestPtr receive);
 
-  // Whether a receive waits for a message of this rank, or of any.
+  // True if a receive waits for a message from `source`, or from any source.
   bool awaits(int source) const;
   size_t num_receives() const { return num_receives_; }
-  // The receive that was posted first of all; null: there is none.
+  // The receive in the table that was posted first; null: there is none.
   const MessageRequest* oldest_receive() const;
-  // All of a context leave the table.
+  // Removes all receives and messages of a context, and appends them to *receives and *arrivals.
   void take_context(uint64_t context, std::vector<MessageRequestPtr>* receives, std::vector<Arrival>* arrivals);
-  // All receives, and the sends of this rank to itself, leave the table. Of the arrivals stay those that are here, if
-  // they are kept.
+  // Removes all receives, and the sends of this rank to itself, and appends them to *requests. Removes the messages,
+  // too; with `keeps_arrivals` only those without a payload.
   void take_requests(std::vector<MessageRequestPtr>* requests, bool keeps_arrivals);
 
  private:
@@ -56,7 +56,7 @@ class MatchTable {
       return static_cast<size_t>((static_cast<uint64_t>(key.tag) ^ key.context << 40) * 0x9e3779b97f4a7c15u >> 7);
     }
   };
-  // In the order in which they came. No receive fits an arrival beside it.
+  // Both are in the order in which they came. None of the receives matches one of the arrivals.
   struct Waiting {
     std::list<MessageRequestPtr> receives;
     std::list<Arrival> arrivals;

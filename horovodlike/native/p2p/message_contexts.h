@@ -1,5 +1,5 @@
-// The process sets as namespaces of tags. The ids of process sets are used again, so each registration of one gets a
-// number of its own, its context, which is the same on all ranks. Pure.
+// The process sets as namespaces of tags. Ids of process sets are reused, so each process set that is added gets a
+// unique number, its context. It is the same on all ranks. Pure.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class MessageContexts {
  public:
   void add(int32_t id, std::vector<int> ranks) { process_sets_[id] = ProcessSet{next_++, std::move(ranks)}; }
 
-  // Returns its context.
+  // Removes a process set, and returns its context.
   uint64_t remove(int32_t id) {
     const auto found = process_sets_.find(id);
     const uint64_t context = found->second.context;
@@ -42,7 +42,7 @@ class MessageContexts {
     return Status();
   }
 
-  // True if this rank has removed it. A context that it does not know may be of a set that it has yet to add.
+  // True if this rank has removed the context. An unknown context is of a process set that this rank has yet to add.
   bool is_removed(uint64_t context) const {
     const auto has_it = [&](const auto& each) { return each.second.context == context; };
     return context < next_ && std::none_of(process_sets_.begin(), process_sets_.end(), has_it);

@@ -25,7 +25,7 @@ static_assert(sizeof(WireHeader) + kHeaderMacBytes == FrameCoder::kBytes, "the h
 
 const MessageKeys kNoKeys{};
 
-// The numbers that count the frames make replayed and reordered ones invalid.
+// The MAC covers the frame's number, so that replayed and reordered frames are invalid.
 Sha256::Digest mac_of_header(Hmac* mac, uint64_t number, const char* bytes) {
   mac->add(&number, sizeof number);
   mac->add(bytes, sizeof(WireHeader));

@@ -1,10 +1,10 @@
-// The headers of messages between two ranks. A stream of bytes between them is a sequence of frames, each of which is a
-// header and, of two kinds, a payload behind it:
+// The headers of messages between two ranks. A stream of bytes between them is a sequence of frames. Each frame is a
+// header, followed by a payload in two of the kinds:
 //
 //   kind (1), dtype (1), zeros (6), context (8), tag (8), number of bytes (8), id (8), offset (8), MAC (16)
 //
-// Numbers are little-endian. What a kind does not use is zero. The MAC is zero where the stream itself is trusted:
-// within a host, and where data is sealed.
+// Numbers are little-endian. Fields that a kind does not use are zero. The MAC is zero where the stream itself is
+// trusted: within a host, and where data is sealed.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +18,18 @@
 
 namespace hvl {
 
-constexpr size_t kEagerBytes = size_t{8} << 10;      // of the largest message that is sent before it is asked for
-constexpr size_t kFragmentBytes = size_t{64} << 10;  // of the largest payload
+constexpr size_t kEagerBytes = size_t{8} << 10;      // of the largest message that is sent eagerly
+constexpr size_t kFragmentBytes = size_t{64} << 10;  // of the largest payload of a kData frame
 
 struct MessageFrame {
   enum class Kind : uint8_t {
     kEager = 1,     // a whole message
     kAnnounce = 2,  // a message that the sender keeps under an id until it is asked for
     kRequest = 3,   // asks for the message of an id
-    kData = 4,      // a part of it, from an offset on
-    kDone = 5,      // the message of an id is not needed: it has no bytes, or does not fit the receive
+    kData = 4,      // a fragment of that message, from an offset on
+    kDone = 5,      // the message of an id is not needed any more: it was copied, is empty, or does not fit the receive
     kRemoved = 6,   // the message of an id was for a process set that has been removed
-    kCredit = 7,    // so many bytes of eager messages have been received
+    kCredit = 7,    // gives `num_bytes` of credit back, for received eager messages
     kEnd = 8        // the sender leaves the job, and nothing follows
   };
 
@@ -37,7 +37,7 @@ struct MessageFrame {
   DataType dtype = HVL_UINT8;
   uint64_t context = 0;
   int64_t tag = 0;
-  uint64_t num_bytes = 0;  // of the message; kData: of the payload; kCredit: those received
+  uint64_t num_bytes = 0;  // of the message; kData: of the payload; kCredit: the credit
   uint64_t id = 0;
   uint64_t offset = 0;  // kAnnounce: the address in the sender's memory, if the receiver may copy from there
 
@@ -45,12 +45,12 @@ struct MessageFrame {
   MessageHeader header_from(int source) const { return {source, context, tag, dtype, num_bytes}; }
 };
 
-// Makes and reads the headers of both directions of a stream.
+// Encodes and decodes the headers of both directions of a stream.
 class FrameCoder {
  public:
   static constexpr size_t kBytes = 64;
 
-  // `keys`: null: the stream is trusted. `peer`: for errors.
+  // `keys`: null if the stream is trusted. `peer`: the other rank's name, for errors.
   FrameCoder(const MessageKeys* keys, std::string peer);
 
   const std::string& peer() const { return peer_; }

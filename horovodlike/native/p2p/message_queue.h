@@ -36,7 +36,7 @@ class MessageQueue {
   }
 
  private:
-  std::mutex mutex_;  // a leaf
+  std::mutex mutex_;  // a leaf lock
   std::vector<MessageRequestPtr> requests_;
   std::atomic<bool> has_requests_{false};
   Status closed_;

@@ -1,7 +1,8 @@
-// The incoming side of a link: messages that this rank has asked for, on their way to the memory of their receives.
+// The incoming side of a link: announced messages that this rank has asked for, until they are in the memory of their
+// receives.
 //
-// The memory of a rank of this host is copied from directly, if the system allows it: one copy, which both ranks may
-// share (JointCopy). Else the sender sends fragments.
+// From a rank of this host a message is copied directly out of the sender's memory, if the system allows it: one copy,
+// which both ranks may share (JointCopy). Otherwise the sender sends fragments.
 //
 // For the thread that holds the engine lock.
 #pragma once
@@ -22,14 +23,14 @@ class MessageReceiver {
   MessageReceiver(const MessageReceiver&) = delete;
   MessageReceiver& operator=(const MessageReceiver&) = delete;
 
-  // Gets an announced message, which the receive fits.
+  // Begins to fetch an announced message for its receive, which has the same size and dtype.
   void request(const Announcement& announcement, const MessageHeader& message, MessageRequestPtr receive);
-  // The memory for a fragment; null: it is not the next one of a message that was asked for.
+  // Returns the memory for a fragment; null: its message was not asked for, or another fragment must come next.
   char* memory_for(const MessageFrame& fragment) const;
-  // The fragment is in its memory.
+  // Called when the fragment is in its memory.
   void end_fragment(const MessageFrame& fragment);
 
-  // Copies the next piece of the message that both ranks copy, and of the one that has its turn.
+  // Copies the next piece of the joint copy, and the next piece of one other message; those take turns.
   void copy(bool* progressed);
   // True if copy() would do something.
   bool can_copy() const;
@@ -60,8 +61,8 @@ class MessageReceiver {
   MessageEvents& events_;
   bool may_copy_ = true;                               // until the system refuses it
   bool may_sender_copy_ = true;                        // likewise
-  Incoming jointly_;                                   // the message that the sender copies, too; or no receive
-  std::deque<Incoming> copied_;                        // they take turns
+  Incoming jointly_;                                   // the joint copy; its receive is null if there is none
+  std::deque<Incoming> copied_;                        // copied by this rank alone; they take turns
   std::unordered_map<uint64_t, Incoming> fragmented_;  // by the sender's id
 };
 

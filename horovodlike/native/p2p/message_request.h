@@ -12,10 +12,11 @@ namespace hvl {
 
 constexpr int kAnySource = HVL_ANY_SOURCE;
 
-// The description by which a message is matched. Those of one source, tag and context are matched in their order.
+// The properties by which messages and receives are matched. Messages with the same source, tag and context are matched
+// in the order in which they were sent.
 struct MessageHeader {
-  int source = 0;        // of a receive also kAnySource
-  uint64_t context = 0;  // a process set, and which of those that have had its id
+  int source = 0;        // kAnySource only for a receive
+  uint64_t context = 0;  // stands for the process set; see MessageContexts
   int64_t tag = 0;
   DataType dtype = HVL_UINT8;
   uint64_t num_bytes = 0;
@@ -32,8 +33,8 @@ struct Announcement {
 
 struct MessageRequest {
   bool is_send = false;
-  MessageHeader header;  // with the context and the source that the messenger gives to a send
-  int peer = 0;          // the destination of a send
+  MessageHeader header;  // the messenger sets its source and context
+  int peer = 0;          // the destination of a send, the source of a receive
   int32_t process_set = 0;
   char* data = nullptr;  // only read by a send
   int64_t handle = 0;

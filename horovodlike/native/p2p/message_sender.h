@@ -1,9 +1,10 @@
 // The outgoing side of a link: messages of this rank to one other, as frames that take turns, so that a large message
 // does not hold up a small one.
 //
-// A small message is sent at once (eager), as long as the receiver does not have too many that it has not asked for:
-// the credit. Any other is announced, and sent from the memory of its request when a receive has asked for it. So what
-// a rank keeps for messages without a receive is bounded by the credit, and by the headers of sends that wait.
+// A small message is sent at once (eager) if the messages that the receiver must keep for later receives stay within
+// the credit. Any other message is announced, and sent from the memory of its request when a receive has asked for it.
+// So the memory of a rank for messages without a receive is bounded by the credit, and by the headers of announced
+// messages.
 //
 // For the thread that holds the engine lock.
 #pragma once
@@ -22,14 +23,14 @@ namespace hvl {
 class MessageEvents {
  public:
   virtual ~MessageEvents() = default;
-  // An eager message has arrived; the payload is valid during the call. Returns true if a receive has got it.
+  // An eager message has arrived; the payload is valid during the call. Returns false if it is kept for a receive.
   virtual bool on_message(const MessageHeader& message, const char* payload) = 0;
   virtual void on_announcement(const MessageHeader& message, const Announcement& announcement) = 0;
-  // A request has ended. `message`: the one that a receive has got.
+  // A request has ended. `message`: the header of the message that was sent or received.
   virtual void on_end(const MessageRequest& request, Status status, const MessageHeader& message) = 0;
 };
 
-// Of eager messages that the receiver has not asked for.
+// The bytes of eager messages, with headers, that may wait at the receiver for their receives.
 constexpr uint64_t kMessageCredit = uint64_t{1} << 20;
 
 // The part of the credit that an eager message takes.
@@ -43,27 +44,27 @@ class MessageSender {
   MessageSender& operator=(const MessageSender&) = delete;
 
   void send(MessageRequestPtr request);
-  // Sends kEnd behind all that is under way, and nothing behind it: requests that come later wait for take_all().
+  // Sends kEnd after all frames under way, and nothing after it: later requests stay here until take_all().
   void finish();
   // Sends a frame without payload.
   void send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes = 0);
-  // The receiver asks for the message of an id; false: there is none.
+  // Called when the receiver asks for the message of an id; false: there is none.
   bool begin_message(uint64_t id);
-  // The receiver does not need it, for the reason of `status`; false: there is none.
+  // Called when the receiver needs no data of a message: ends its request with `status`; false: there is none.
   bool drop_message(uint64_t id, Status status);
   void add_credit(uint64_t num_bytes) { credit_ += num_bytes; }
 
-  // Hands frames to the stream and ends those that it has sent; sets *progressed if it did.
+  // Hands the next frame to the stream, and ends requests that it has sent; sets *progressed if it did anything.
   void progress(bool* progressed);
   // True if progress() would do something.
   bool can_progress() const { return is_sending_ ? stream_.has_sent(end_) : has_frames(); }
 
-  // Copies a piece of a message that the receiver copies, too.
+  // Copies a piece of the joint copy that the receiver has begun, if there is one.
   void copy(bool* progressed);
   bool can_copy() const { return stream_.sent_copy() != nullptr && stream_.sent_copy()->has_pieces(); }
 
   bool is_idle() const { return !is_sending_ && !has_frames(); }
-  // True if requests wait here.
+  // True if requests of this side have not ended.
   bool has_requests() const;
   void take_all(std::vector<MessageRequestPtr>* requests);
 
@@ -90,15 +91,15 @@ class MessageSender {
   FrameCoder& coder_;
   MessageEvents& events_;
   std::deque<Outgoing> frames_;                                // in the order of the sends
-  std::deque<Fragments> messages_;                             // they take turns
+  std::deque<Fragments> messages_;                             // sent in fragments; they take turns
   std::unordered_map<uint64_t, MessageRequestPtr> announced_;  // by id
   Outgoing sending_;
   bool is_sending_ = false;
-  uint64_t end_ = 0;  // of that frame in the stream
+  uint64_t end_ = 0;  // the end of `sending_` in the stream
   char header_[FrameCoder::kBytes];
   uint64_t credit_ = kMessageCredit;
   uint64_t next_id_ = 1;
-  int num_in_a_row_ = 0;  // frames, since the last fragment
+  int num_in_a_row_ = 0;  // other frames since the last fragment
   End last_frame_ = End::kNone;
 };
 

@@ -110,7 +110,7 @@ void Messenger::receive(MessageRequestPtr request) {
   Arrival arrival;
   if (table_.take_arrival(request->header, &arrival)) {
     deliver(std::move(arrival), std::move(request));
-  } else if (has_ended()) {  // only messages whose bytes are here are left
+  } else if (has_ended()) {  // the table has only messages whose bytes are here
     on_end(*request, why_it_ended_, request->header);
   } else {
     table_.keep(std::move(request));
@@ -136,7 +136,7 @@ void Messenger::send_to_self(MessageRequestPtr request) {
   }
 }
 
-// The message fits the receive by source, tag and context; a receive that it does not fit otherwise fails.
+// The message matches the receive by source, tag and context. If size or dtype differ, the receive fails.
 void Messenger::deliver(Arrival arrival, MessageRequestPtr receive) {
   const MessageHeader& message = arrival.header;
   Status status = compare(receive->header, message);
@@ -230,7 +230,7 @@ Status Messenger::move(bool* progressed) {
 Status Messenger::check() {
   if (has_ended()) return Status();
   const uint64_t now = now_ns();
-  for (const LostPeer& lost : lost_) {  // most often since the job has ended, or another rank says why it is broken
+  for (const LostPeer& lost : lost_) {  // most often the job has ended, or another rank reports why it is broken
     const bool is_needed = lost.link->has_requests() || table_.awaits(lost.link->rank());
     if (is_needed && now - lost.since > kTimeToSayWhy) return lost.status;
   }
@@ -243,7 +243,7 @@ Status Messenger::check() {
 }
 
 void Messenger::remove_process_set(int32_t id) {
-  local_links_.set_active();  // with the answers to messages that came
+  local_links_.set_active();  // answers to messages that have arrived must be sent
   std::vector<MessageRequestPtr> receives;
   std::vector<Arrival> arrivals;
   table_.take_context(contexts_.remove(id), &receives, &arrivals);
@@ -293,7 +293,7 @@ void Messenger::end(const Status& status) {
     }
     new_requests_.clear();
   };
-  end_new_requests();  // which an exception has left there
+  end_new_requests();  // those that an exception has left there
   queue_.take(&new_requests_);
   end_new_requests();
 }

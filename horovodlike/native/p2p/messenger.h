@@ -1,4 +1,4 @@
-// The messages of this rank: its sends and receives, and what arrives from the other ranks.
+// The messages of this rank: its sends and receives, and the messages that arrive from other ranks.
 #pragma once
 
 #include <atomic>
@@ -27,19 +27,19 @@ struct MessengerOptions {
   std::vector<int> local_pids;                    // likewise; empty: the ranks are threads of one process
   std::function<std::string(int rank)> describe;  // "rank 4 on host b"
   std::shared_ptr<HostMemory> memory;
-  std::shared_ptr<Transport> transport;  // of a job of several hosts, and so is the poller; null: one host
+  std::shared_ptr<Transport> transport;  // null, like the poller, in a job of one host
   Poller* poller = nullptr;
   HandleTable* handles = nullptr;
 };
 
 class Messenger final : private MessageEvents {
  public:
-  // Throws std::runtime_error where the system refuses something.
+  // Throws std::runtime_error on a system error.
   explicit Messenger(MessengerOptions options);
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
-  // Any thread: gives the request a handle. It begins with the next progress().
+  // Any thread: queues the request, which begins with the next progress(), and returns its handle in *handle.
   Status post(MessageRequestPtr request, int64_t* handle);
 
   // The rest is for the holder of the engine lock.
@@ -68,12 +68,12 @@ class Messenger final : private MessageEvents {
   void add_process_set(int32_t id, std::vector<int> ranks) { contexts_.add(id, std::move(ranks)); }
   void remove_process_set(int32_t id);
 
-  // The log has ended, for all ranks at the same place: tells the other hosts' ranks that nothing follows.
+  // The log has ended, at the same record on all ranks. In a job of several hosts, tells them that nothing follows.
   void finish();
-  // True if all that they have sent before has come, so that end() loses nothing.
+  // True if all messages that the others sent before have arrived, so that end() loses none.
   bool is_finished() const;
-  // The job has ended: all requests complete with this error, and so do later ones. But if it was shut down, a receive
-  // still gets a message that has arrived before.
+  // Called when the job has ended: all requests complete with this error, and so do later ones. But if the job was shut
+  // down, a later receive still gets a message that has arrived before.
   void end(const Status& status);
   // Any thread.
   bool has_ended() const { return has_ended_.load(); }

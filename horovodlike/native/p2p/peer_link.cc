@@ -10,7 +10,7 @@ namespace hvl {
 
 namespace {
 
-constexpr int kRounds = 16;  // of one call of progress()
+constexpr int kRounds = 16;  // at most in one call of progress()
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void PeerLink::give_credit(uint64_t num_bytes) {
 
 void PeerLink::finish() {
   uint64_t moved_at = now_ns();
-  while (receiver_.is_copying() && now_ns() - moved_at < kTimeToSayWhy) {  // the sender waits for the answers
+  while (receiver_.is_copying() && now_ns() - moved_at < kTimeToSayWhy) {  // the sender waits for kDone frames
     bool progressed = false;
     receiver_.copy(&progressed);
     if (progressed) {
@@ -74,7 +74,7 @@ Status PeerLink::progress(bool* progressed) {
   return status;
 }
 
-// The awaited bytes have come.
+// Handles the awaited bytes, which have arrived: a header or a payload.
 Status PeerLink::take() {
   if (!awaits_payload_) {
     const Status status = coder_.decode(header_, &frame_);

@@ -1,4 +1,4 @@
-// The messages between this rank and one other: the outgoing ones, and what the incoming frames say.
+// The messages between this rank and one other: sends the outgoing ones, and handles the incoming frames.
 //
 // For the thread that holds the engine lock.
 #pragma once
@@ -14,7 +14,7 @@ namespace hvl {
 
 class PeerLink {
  public:
-  // `peer`: its name for messages. `keys`: as in FrameCoder.
+  // `peer`: the other rank's name, for errors. `keys`: as in FrameCoder.
   PeerLink(int rank, const std::string& peer, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
            MessageEvents* events);
 
@@ -22,17 +22,17 @@ class PeerLink {
   PeerStream& stream() const { return *stream_; }
 
   void send(MessageRequestPtr request) { sender_.send(std::move(request)); }
-  // Gets an announced message, which the receive fits.
+  // Begins to fetch an announced message for its receive, which has the same size and dtype.
   void request(const Announcement& announcement, const MessageHeader& message, MessageRequestPtr receive) {
     receiver_.request(announcement, message, std::move(receive));
   }
   // Answers the announcement of a message that is not needed, with kDone or kRemoved.
   void decline(uint64_t id, MessageFrame::Kind why) { sender_.send_frame(why, id); }
-  // A receive has got an eager message of so many bytes, or it has been dropped.
+  // Gives back the credit of an eager message of `num_bytes` bytes: a receive has got it, or it has been dropped.
   void give_credit(uint64_t num_bytes);
 
-  // Moves what can be moved. An error breaks the job, unless is_lost(): then the connection is lost, perhaps because
-  // the peer has left the job, and nothing moves any more.
+  // Moves bytes, and handles the frames that have arrived. An error breaks the job, unless is_lost(): then the
+  // connection is lost, perhaps because the peer has left the job, and nothing moves any more.
   Status progress(bool* progressed);
   // As in PeerStream.
   bool can_progress() const {
@@ -42,13 +42,13 @@ class PeerLink {
   // True if there is something to send, now or later.
   bool is_sending() const { return !is_lost_ && !sender_.is_idle(); }
   bool is_lost() const { return is_lost_; }
-  // This rank leaves the job: nothing is sent behind the frame that says so.
+  // Called when this rank leaves the job: finishes the copies under way, then sends kEnd and nothing else.
   void finish();
   // True if this rank's last frame has been sent, and the peer's has come.
   bool is_finished() const { return is_lost_ || (has_ended_ && sender_.is_idle()); }
-  // True if requests of this rank have not ended here.
+  // True if requests of this rank on this link have not ended.
   bool has_requests() const { return receiver_.has_requests() || sender_.has_requests(); }
-  // All requests leave the link, which must not progress any more.
+  // Removes all requests, and appends them to *requests. The link must not progress any more.
   void take_all(std::vector<MessageRequestPtr>* requests);
 
  private:
@@ -72,9 +72,9 @@ class PeerLink {
 
   MessageFrame frame_;           // under way
   bool awaits_payload_ = false;  // of this frame; else the header of the next one
-  uint64_t end_ = 0;             // of what is awaited, in the stream
+  uint64_t end_ = 0;             // the end of the awaited bytes in the stream
   char header_[FrameCoder::kBytes];
-  std::unique_ptr<char[]> eager_;  // its payload, of an eager message
+  std::unique_ptr<char[]> eager_;  // the payload of an eager message
   uint64_t credit_to_give_ = 0;
 };
 

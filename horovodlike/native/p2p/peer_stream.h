@@ -17,7 +17,7 @@ class PeerStream {
  public:
   virtual ~PeerStream() = default;
 
-  // Queues memory, which is borrowed until its end, the returned position, has been moved.
+  // Queues memory, which is borrowed until all of it has been moved. Returns the position of its end in the stream.
   virtual uint64_t send(const void* data, uint64_t num_bytes) = 0;
   virtual uint64_t receive(void* data, uint64_t num_bytes) = 0;
   virtual bool has_sent(uint64_t end) const = 0;
@@ -28,18 +28,18 @@ class PeerStream {
   // True if progress() would move something, as far as that is known without a system call.
   virtual bool can_progress() const = 0;
 
-  // Whether memory may be copied from and to the peer's; the functions tell whether the system allows it, and copy all
-  // or fail.
+  // True if memory may be copied from and to the peer's memory directly. copy_from() and copy_to() copy all of it, or
+  // return false if the system does not allow that.
   virtual bool can_copy() const { return false; }
   virtual bool copy_from(uint64_t, char*, uint64_t) { return false; }
   virtual bool copy_to(uint64_t, const char*, uint64_t) { return false; }
-  // Of messages to and from the peer; null unless can_copy().
+  // The joint copies of messages to and from the peer; null unless can_copy().
   virtual JointCopy* sent_copy() { return nullptr; }
   virtual JointCopy* received_copy() { return nullptr; }
 
   // Appends the descriptor that shows that progress() can move something, if there is one.
   virtual void add_to(std::vector<pollfd>*) const {}
-  // An error: the host of the peer does not answer.
+  // Returns an error if the host of the peer does not answer.
   virtual Status check_answered() const { return Status(); }
   // Closes this process's descriptors; nothing may be moved any more.
   virtual void close() {}

@@ -1,4 +1,4 @@
-// The links to ranks of other hosts, as a set of descriptors: tells which links can move something.
+// The links to ranks of other hosts, as a set of descriptors, to find the links that can move bytes.
 #pragma once
 
 #include <vector>
@@ -10,26 +10,26 @@ namespace hvl {
 
 class RemoteLinks {
  public:
-  // Input on a link ends the idle sleep of `poller`. Throws std::runtime_error where the system refuses something.
+  // Input on a link ends the idle sleep of `poller`. Throws std::runtime_error on a system error.
   explicit RemoteLinks(Poller* poller);
   ~RemoteLinks();
   RemoteLinks(const RemoteLinks&) = delete;
   RemoteLinks& operator=(const RemoteLinks&) = delete;
 
   void add(PeerLink* link);
-  // The link is lost. Its stream stays open: if it were closed, its peer might give that as the reason before this rank
-  // has given its own.
+  // Stops watching a lost link. Its stream stays open: if it were closed, the peer might report that as the reason of
+  // the failure before this rank has reported the real one.
   void remove(const PeerLink& link);
-  // The link has progressed: waits for what it needs next.
+  // Called after the link has progressed: watches it for room only while it is sending.
   void update(const PeerLink& link);
-  // Those that can move something, without waiting; a bounded number.
+  // Returns links that can move bytes, without waiting; if there are many, perhaps not all of them.
   const std::vector<PeerLink*>& find_ready();
 
  private:
   struct Watched {
     PeerLink* link = nullptr;  // null: the rank is on this host
     int fd = -1;
-    bool sends = false;  // it is also watched for room
+    bool sends = false;  // also watched for room to send
   };
 
   void control(int operation, const Watched& watched);

@@ -9,8 +9,8 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kStep = size_t{16} << 10;     // bytes after which the other side may begin
-constexpr size_t kAtOnce = size_t{512} << 10;  // bytes of one call
+constexpr size_t kStep = size_t{16} << 10;     // bytes after which the other rank is notified, to overlap the copies
+constexpr size_t kAtOnce = size_t{512} << 10;  // bytes moved by one call
 
 // Moves bytes between the next pieces of a transfer and a ring, of which `count` bytes from a position on can be used.
 template <typename Copy>
@@ -26,7 +26,7 @@ void move_bytes(Transfer* transfer, const MessageRing& ring, uint64_t position, 
   }
 }
 
-// Moves bytes between the memory of this process and that of another one; false: the system refuses it.
+// Moves bytes between the memory of this process and that of another one; false: the system does not allow it.
 bool move_memory(decltype(process_vm_readv)* move, int pid, uint64_t address, char* here, uint64_t num_bytes) {
   while (num_bytes > 0) {
     const iovec local{here, num_bytes}, remote{reinterpret_cast<void*>(address), num_bytes};

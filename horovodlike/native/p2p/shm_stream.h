@@ -1,5 +1,5 @@
-// The bytes of messages between two ranks of a host: a ring buffer in shared memory for each direction, from and to the
-// memory of the messages.
+// The bytes of messages between two ranks of a host. They are copied between the memory of the messages and a ring
+// buffer in shared memory, of which there is one for each direction.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ namespace hvl {
 
 class ShmStream final : public PeerStream {
  public:
-  // `local_rank`: of this rank; `peer`: of the other one. `pid`: of its process; 0: memory is not copied from and to
-  // it.
+  // `local_rank`: of this rank; `peer`: that of the other rank. `pid`: of the other rank's process; 0: its memory is
+  // not accessed directly.
   ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer, int pid)
       : memory_(std::move(memory)),
         peer_(peer),

@@ -19,8 +19,8 @@ constexpr int64_t kIndexMask = (int64_t{1} << kIndexBits) - 1;
 uint32_t index_of(int64_t handle) { return static_cast<uint32_t>(handle & kIndexMask); }
 uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> kIndexBits); }
 
-// Also if it failed. The engine finds an error of the device, too, breaks the job and tells all ranks whose device it
-// is. But not if there is no engine any more, or nothing in flight that it watches: then this thread reports it.
+// True if the result is finished or has failed. The engine gets some time to report an error of the device, since it
+// names the rank to all ranks. If it has ended, or watches nothing in flight, this thread reports the error.
 bool is_there(GpuResult* result, bool has_engine) {
   bool done = false;
   const Status status = result->done().query(&done);
@@ -145,7 +145,7 @@ GpuResultPtr HandleTable::result_on_gpu(int64_t handle) {
 
 hvl_status HandleTable::wait_for_results(const int64_t* handles, size_t count, uint64_t deadline, bool has_engine) {
   if (!has_results_on_gpu()) return HVL_OK;
-  for (size_t left = count; left > 0; --left) {  // the last one first: the others are there before
+  for (size_t left = count; left > 0; --left) {  // the last one first: the others finish before it
     const GpuResultPtr result = result_on_gpu(handles[left - 1]);
     while (result != nullptr && !is_there(result.get(), has_engine)) {
       if (now_ns() >= deadline) return HVL_IN_PROGRESS;
@@ -163,7 +163,7 @@ Status HandleTable::hold_up_for_results(const int64_t* handles, size_t count, Cu
   Status status;
   for (size_t index = 0; index < count; ++index) {
     GpuResultPtr result = result_on_gpu(handles[index]);
-    if (result == nullptr || result == last) continue;  // those of one batch have the same
+    if (result == nullptr || result == last) continue;  // requests of one batch share a result
     if (status.ok()) status = result->done().hold_up_callers(stream);
     last = std::move(result);
   }
@@ -173,7 +173,7 @@ Status HandleTable::hold_up_for_results(const int64_t* handles, size_t count, Cu
 }
 
 Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, hvl_received* received) {
-  GpuResultPtr on_gpu;  // let go of after the lock
+  GpuResultPtr on_gpu;  // destroyed after the unlock
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = find(handle);
   if (slot == nullptr) return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already");

@@ -1,4 +1,4 @@
-// Handles: how a request's completion reaches the threads that wait for it.
+// Handles: they pass the completion of a request to the threads that wait for it.
 //
 // Life of a handle: pending -> (waited for) -> complete -> consumed. complete() is called once by the engine,
 // the other functions by any thread.
@@ -19,12 +19,12 @@ namespace hvl {
 class HandleTable {
  public:
   int64_t create();
-  // The same, for a request on a copy of so many bytes. `*copy` is the handle's for as long as it is known.
+  // As create(), with `num_bytes` of memory for a copy of the input. *copy is valid until the handle is consumed.
   int64_t create_with_copy(size_t num_bytes, char** copy);
   // Takes over `outputs`, to be freed with hvl_free by the consumer of the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn must find the whole batch complete when it wakes.
-  // `on_gpu`: tells when the result is there, where a GPU has yet to finish it.
-  // `received`: the message that a receive has got.
+  // `on_gpu`: shows when the GPU has finished the result; null: no GPU has work to do for it.
+  // `received`: source and size of the message that a receive has got.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr,
                 const hvl_received& received = {});
   // The engine: wakes the threads that wait for handles that were completed since the last call.
@@ -34,23 +34,23 @@ class HandleTable {
   hvl_status poll(int64_t handle);
   // Sleeps until completion, a signal or the deadline (now_ns() time). HVL_OK, HVL_IN_PROGRESS, HVL_UNKNOWN_HANDLE.
   hvl_status wait(int64_t handle, uint64_t deadline);
-  // The handles are complete or unknown. Waits on the host until the GPU has done their work, or has failed, or the job
-  // is broken: HVL_OK. HVL_IN_PROGRESS: not until the deadline (now_ns() time) or a signal. If it has failed, an engine
-  // gets some time to say it first.
+  // For complete or unknown handles: waits on the host until the GPU has finished or failed, or the job is broken:
+  // HVL_OK. HVL_IN_PROGRESS: the deadline (now_ns() time) or a signal came first. If the GPU has failed, an engine
+  // (`has_engine`) first gets some time to report that.
   hvl_status wait_for_results(const int64_t* handles, size_t count, uint64_t deadline, bool has_engine = true);
-  // The same, but a stream waits for it in place of the host. HVL_INVALID_ARGUMENT: the stream is being captured. If it
-  // cannot be made to wait, the host waits, so that the memory is not in use after any other error either.
+  // As wait_for_results(), but makes a stream wait instead of the host. HVL_INVALID_ARGUMENT: the stream is being
+  // captured. After any other error but HVL_IN_PROGRESS the host has waited, so the memory is no longer in use.
   Status hold_up_for_results(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline,
                              bool has_engine = true);
-  // The result of a complete handle, which is then unknown.
+  // The result of a complete handle. This consumes the handle: from then on it is unknown.
   Status consume(int64_t handle, std::vector<hvl_output>* outputs, hvl_received* received = nullptr);
-  // The same for many, without their outputs; writes 0 over the handles, and skips those of 0. The first error in
-  // order.
+  // Consumes many handles and frees their outputs; sets each handle to 0, and skips those that are 0. Returns the first
+  // error, in the order of the handles.
   Status consume_all(int64_t* handles, size_t count);
-  // As consume(), for a handle of create_with_copy(), if it is complete: writes its copy to `result` if it has not
-  // failed. HVL_OK; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
+  // Consumes a complete handle of create_with_copy(): sets *status, and if that is ok, writes the copy to `result`.
+  // Returns HVL_OK; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
   hvl_status take_copy(int64_t handle, char* result, Status* status);
-  // Around fork(): no other thread is in the table then.
+  // Called before and after fork(), so that no other thread uses the table meanwhile.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   // Gives back a handle whose request was not accepted.
@@ -68,7 +68,7 @@ class HandleTable {
     GpuResultPtr on_gpu;
     hvl_received received{};  // of a receive
     size_t copied_bytes = 0;
-    std::vector<char> copy;  // of as many bytes or more: kept for the slot's next user
+    std::vector<char> copy;  // at least copied_bytes long; kept for the slot's next handle
   };
 
   int64_t take_slot(Slot** slot);  // mutex_ is held
@@ -77,11 +77,11 @@ class HandleTable {
   bool has_results_on_gpu() const { return num_on_gpu_.load() > 0; }
   GpuResultPtr result_on_gpu(int64_t handle);  // null if it has none
 
-  std::mutex mutex_;        // a leaf: no other lock is taken while it is held
+  std::mutex mutex_;        // a leaf lock: no other lock is taken while it is held
   std::deque<Slot> slots_;  // a deque: slots keep their address
   std::vector<uint32_t> free_;
   std::atomic<int64_t> num_on_gpu_{0};
-  std::vector<Slot*> to_wake_;  // for the engine
+  std::vector<Slot*> to_wake_;  // used by the engine only
 };
 
 }  // namespace hvl

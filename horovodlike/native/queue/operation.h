@@ -18,7 +18,7 @@ namespace hvl {
 struct PendingRequest;
 struct Operation;
 
-// A name of one process set, shared by all operations on it in this process.
+// A tensor's name in one process set. All operations under this name in this process share it.
 struct NamedTensor {
   static constexpr TensorId kNoId = UINT32_MAX;
 
@@ -30,23 +30,23 @@ struct NamedTensor {
 
   // Guarded by the queue's mutex.
   int64_t handle = 0;                                    // of the last request in flight
-  std::list<std::unique_ptr<PendingRequest>> followers;  // of the one that the engine has
+  std::list<std::unique_ptr<PendingRequest>> followers;  // wait for the one that the engine has
 
   // For the engine only.
-  bool announced_in_full = false;           // the request below, without an id
-  TensorId id = kNoId;                      // of the log
+  bool announced_in_full = false;           // `request` is announced with its signature, not by the id
+  TensorId id = kNoId;                      // as the log defines it
   std::shared_ptr<Operation> agreed;        // the last operation found to match the id's definition
   std::unique_ptr<PendingRequest> request;  // this rank's request in flight
 };
 
-// A request, checked and copied: immutable but for the cached look-up of its name.
+// A checked copy of an hvl_request: immutable except for the cached look-up of its name.
 struct Operation {
   Signature signature;
   std::vector<int64_t> num_bytes;  // of each tensor
   int64_t total_bytes = 0;
-  bool follows = false;  // the requests in flight under its name
+  bool follows = false;  // it may follow requests in flight under its name
 
-  // The name's record in the engine number `engine`; guarded by the queue's mutex.
+  // The cached tensor of its name, valid in the engine with the number `engine`; guarded by the queue's mutex.
   std::shared_ptr<NamedTensor> tensor;
   uint64_t engine = 0;
 };
@@ -66,14 +66,14 @@ struct PendingRequest {
   int64_t handle = 0;
   bool is_copied = false;  // the engine works on a copy of the first tensor
   uint64_t enqueued_at = 0;
-  hvl_callbacks callbacks{};              // none
+  hvl_callbacks callbacks{};              // by default none
   std::shared_ptr<const GpuRequest> gpu;  // null: the tensors are on the CPU
 
   const Signature& signature() const { return operation->signature; }
   const Memory& memory_of(size_t tensor) const { return tensor == 0 ? memory : more[tensor - 1]; }
 };
 
-// Makes all checks that need no job, and copies the data that the request points to.
+// Makes all checks that need no job, and copies the name, the shapes and the arguments to which the request points.
 Status make_operation(const hvl_request& request, std::shared_ptr<Operation>* operation);
 
 }  // namespace hvl

@@ -15,7 +15,7 @@ namespace hvl {
 
 class TensorQueue {
  public:
-  // `queued`: where the other ranks see how many requests wait to be taken.
+  // `queued`: the counter in shared memory that shows other ranks how many requests wait to be taken.
   TensorQueue(uint64_t engine_number, std::atomic<uint32_t>* queued) : engine_number_(engine_number), queued_(queued) {}
 
   // Any thread. Fails if the queue is closed, or if the name is in flight already and the request does not follow.
@@ -26,29 +26,29 @@ class TensorQueue {
 
   // The engine: takes all requests that came since the last call; `requests` is empty.
   void take(std::vector<std::unique_ptr<PendingRequest>>* requests);
-  // The engine: the request is complete. Its name may be used again, if none follows it; else that one is queued.
+  // The engine: the request is complete. If another request follows it, queues that; otherwise the name is free again.
   void finish(const PendingRequest& request);
-  // The engine: the coordinator has no id for the tensor any more.
+  // The engine: the tensor's id is no longer defined.
   void forget_id(NamedTensor* tensor);
   // The engine: after this every push fails with `status`.
   void close(const Status& status);
 
-  // Any thread: the status that it was closed with.
+  // Any thread: ok while the queue is open; then the status of close().
   Status closed() const;
-  // Any thread: the requests that wait to be taken.
+  // Any thread: the bytes of the requests that wait to be taken.
   int64_t queued_bytes() const { return queued_bytes_.load(); }
   bool empty() const { return queued_->load() == 0; }
 
  private:
   void enqueue(std::unique_ptr<PendingRequest> request);       // mutex_ is held
   std::shared_ptr<NamedTensor> look_up(Operation* operation);  // mutex_ is held
-  // A name without an id and not in flight is forgotten: jobs that make up new names do not grow. mutex_ is held.
+  // Removes a name that has no id and is not in flight, so that ever new names take no more memory. mutex_ is held.
   void erase(NamedTensor* tensor);
 
   const uint64_t engine_number_;
   std::atomic<uint32_t>* const queued_;  // written under mutex_
   std::atomic<int64_t> queued_bytes_{0};
-  mutable std::mutex mutex_;  // a leaf
+  mutable std::mutex mutex_;  // a leaf lock
   std::vector<std::unique_ptr<PendingRequest>> requests_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> names_;
   Status closed_;

@@ -33,8 +33,8 @@ struct alignas(kCacheLine) HostHeader {
   alignas(kCacheLine) std::atomic<uint32_t> broken;
   char broken_text[32 << 10];  // room for a report with the stacks of several ranks
 
-  // How often the coordinator has announced that it is about to end a stalled job and collects a report on the missing
-  // ranks. It shows that the coordinator itself is not stuck. Written by the engine of local rank 0.
+  // The number of times that the coordinator has announced that it is about to end a stalled job and collects a report
+  // on the missing ranks. It shows that the coordinator itself is not stuck. Written by the engine of local rank 0.
   alignas(kCacheLine) std::atomic<uint32_t> inquiries;
 };
 
@@ -48,15 +48,15 @@ struct Progress {
 struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down cleanly
-  std::atomic<uint32_t> ended;                     // 1: its engine gives back the memory of requests
+  std::atomic<uint32_t> ended;                     // 1: its engine has ended; memory of its requests may be reused
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
-  alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine last ran, + 1
+  alignas(kCacheLine) std::atomic<int> processor;  // the number of the last one that ran this rank's engine, plus 1
   alignas(kCacheLine) std::atomic<uint64_t> log_read;
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
   Progress progress;
-  alignas(kCacheLine) std::atomic<uint64_t> message_moves;  // by others: writes to its rings, and reads from them
+  alignas(kCacheLine) std::atomic<uint64_t> message_moves;  // notify_message() calls by other ranks
   // Written by the coordinator's engine: the nanoseconds that others have waited for this rank, and how often.
   alignas(kCacheLine) std::atomic<uint64_t> waited_for;
   std::atomic<int64_t> times_late;
@@ -66,7 +66,7 @@ struct alignas(kCacheLine) RankBlock {
 struct alignas(kCacheLine) StackBlock {
   // The number of requests so far. The asked rank sets the top bit when it leaves.
   std::atomic<uint32_t> asked;
-  // The request that `text` answers: the rank writes all that follows, the coordinator then reads it.
+  // The request that `text` answers. The rank writes this and the fields below, the coordinator then reads them.
   alignas(kCacheLine) std::atomic<uint32_t> answered;
   uint32_t length;
   char text[HVL_STACK_BYTES];
@@ -74,15 +74,15 @@ struct alignas(kCacheLine) StackBlock {
 
 // A large message that both of its ranks copy; see p2p/joint_copy.h.
 struct JointCopyBlock {
-  alignas(kCacheLine) std::atomic<uint64_t> id;  // by the receiver, and so are the address there and the size
+  alignas(kCacheLine) std::atomic<uint64_t> id;  // written by the receiver, like `address` (there) and `num_bytes`
   std::atomic<uint64_t> address;
   std::atomic<uint64_t> num_bytes;
-  alignas(kCacheLine) std::atomic<uint64_t> next;      // the first piece that is not claimed; by both
-  alignas(kCacheLine) std::atomic<uint64_t> num_sent;  // bytes of the pieces of the sender; by the sender
-  std::atomic<uint32_t> has_failed;                    // by the sender; both are reset by the receiver
+  alignas(kCacheLine) std::atomic<uint64_t> next;      // the copy and its next piece to claim; written by both
+  alignas(kCacheLine) std::atomic<uint64_t> num_sent;  // bytes of ended pieces of the sender; written by it
+  std::atomic<uint32_t> has_failed;                    // written by the sender; the receiver resets both
 };
 
-// How far a ring buffer of messages has been written and read; see p2p/shm_stream.h.
+// The positions up to which a ring buffer of messages has been written and read; see p2p/shm_stream.h.
 struct MessageBlock {
   alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
   alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
@@ -129,13 +129,13 @@ class HostMemory {
     const size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
     return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
   }
-  // Of messages from one local rank to another one.
+  // The ring of messages from one local rank to another one.
   MessageRing message_ring(int from, int to);
 
   // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
   // called before any rank's engine runs.
   Status set_pipes(const std::vector<int>& pipes);
-  // This rank has moved bytes of a ring of messages from or to the rank.
+  // Notifies a local rank that this rank has changed a message ring or a joint copy between the two.
   void notify_message(int local_rank, WakeReason why) {
     rank(local_rank).message_moves.fetch_add(1);
     notify(local_rank, why);

@@ -42,7 +42,7 @@ class Poller {
   // For the thread that has armed the doorbell. Sleeps until a notification, input on a watched descriptor, or
   // `timeout` nanoseconds later; returns EINTR after a signal.
   int sleep_idle(uint64_t timeout);
-  // The same while a collective is under way: wakes for its sockets instead of the watched descriptors.
+  // As sleep_idle(), while a collective is under way: wakes for its sockets instead of the watched descriptors.
   int sleep_in_collective(const Sockets* sockets, uint64_t timeout);
 
   // The engine's own thread: sleeps until it is called, or an event that it listens to happens.

@@ -69,7 +69,7 @@ class Spinner {
     if (result == Spin::kWorthIt) limit_ = std::min(2 * limit_, kUrgentSpin);
     return result != Spin::kInVain;
   }
-  // The same for up to `limit` nanoseconds if it is urgent: for what will be polled afterwards.
+  // As spin(), for up to `limit` nanoseconds if it is urgent: for a condition that is polled afterwards.
   template <typename Condition>
   bool spin_for(uint64_t limit, Condition&& condition) {
     uint64_t ignored = 0;

@@ -75,7 +75,7 @@ class Waiter {
   // HVL_IN_PROGRESS as in wait(), and so never on the engine's own thread. Any other error means that the job is
   // broken.
   Status wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who);
-  // The same for work of this rank's device, which may take any time, also if this rank must shut down.
+  // As wait_polling(), for work of this rank's device. It may take any time: a shutdown does not limit it.
   Status wait_for_device(const std::function<bool()>& condition, const std::function<Stall()>& describe);
   // Warns of a stall that has lasted for `waited` nanoseconds, if that is long enough and *warned is not set yet.
   // HVL_JOB_BROKEN: the caller must break the job.

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxPieces = 64;          // of one system call
 constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions progress
-constexpr size_t kForgetPieces = 256;      // that were moved
+constexpr size_t kForgetPieces = 256;      // moved pieces after which they are erased
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Queues of bytes for one direction of a connection: ByteQueue has a copy of them, Transfer borrows the memory.
+// Queues of bytes for one direction of a connection: ByteQueue copies the bytes, Transfer borrows their memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -10,7 +10,7 @@
 
 namespace hvl {
 
-// Bytes in at the end, out at the front; in one piece, so that a system call or a hash takes all of them at once.
+// A queue of bytes that are contiguous in memory, so that one system call or hash takes all of them.
 class ByteQueue {
  public:
   const char* data() const { return bytes_.data() + begin_; }
@@ -18,7 +18,7 @@ class ByteQueue {
   bool empty() const { return size() == 0; }
 
   void append(const void* bytes, size_t count) {
-    if (begin_ > size()) {  // so that the bytes moved are fewer than those taken out since
+    if (begin_ > size()) {  // then fewer bytes are moved than were dropped since the last move
       bytes_.erase(0, begin_);
       begin_ = 0;
     }
@@ -33,7 +33,7 @@ class ByteQueue {
 
   void clear() {
     constexpr size_t kKept = size_t{1} << 18;
-    if (bytes_.capacity() > kKept) bytes_ = std::string();  // one long frame does not hold memory forever
+    if (bytes_.capacity() > kKept) bytes_ = std::string();  // one long frame must not hold memory forever
     bytes_.clear();
     begin_ = 0;
   }
@@ -47,7 +47,7 @@ class ByteQueue {
 // beginning.
 class Transfer {
  public:
-  // Returns the position of its end.
+  // Queues memory, and returns the position of its end.
   uint64_t add(void* data, uint64_t num_bytes);
   bool is_empty() const { return moved_ == queued_; }
   uint64_t moved() const { return moved_; }

@@ -1,5 +1,6 @@
 // The seam between hosts: collectives and the control plane move bytes through these three interfaces only. Each
-// transport lies in a folder of its own, above all that use it; transport_test.cc checks each.
+// transport is in a folder of its own, later in the build order than its users, so that none of them can include it;
+// transport_test.cc checks each.
 //
 // For the thread that holds the engine lock. Nothing here waits: the caller repeats pump() or progress(), and sleeps on
 // the descriptors meanwhile. An error means that the job is broken, names the peer, and is final.
@@ -18,15 +19,15 @@ namespace hvl {
 
 constexpr size_t kFrameLimit = size_t{16} << 20;  // bytes of the longest frame
 
-// Frames to and from one rank of another host, for control: whole, once and in order. Both sides finish() before they
-// destroy it: else the peer takes this rank for killed, and its last frames may be lost.
+// Control frames to and from one rank of another host, each delivered whole, once and in order. Both sides call
+// finish() before they destroy it: else the peer takes this rank for killed, and its last frames may be lost.
 class Connection {
  public:
   virtual ~Connection() = default;
 
   // Queues a frame, of kFrameLimit bytes at most: with a longer one the connection fails. Not after finish().
   virtual void send(const std::string& frame) = 0;
-  // Queues the end, after which nothing is sent.
+  // Queues the end of the frames: nothing may be sent after it.
   virtual void finish() = 0;
   // Sends as much as possible and receives a bounded part of what has arrived, unless a received frame is waiting; sets
   // *progressed if anything moved. A lost peer is an error only after receive() has returned its last frame.
@@ -44,22 +45,22 @@ class Connection {
   virtual bool is_over() const = 0;
   // True if all that was queued has left this process, the end too.
   virtual bool is_flushed() const = 0;
-  // To sleep on: readable when something has arrived, writable when more can be sent. -1 when the connection is over
-  // and the peer has closed it, too.
+  // The descriptor to sleep on: readable when something has arrived, writable when more can be sent. -1 when the
+  // connection is over and the peer has closed it, too.
   virtual int fd() const = 0;
-  // Its name in messages: "rank 2 on host b".
+  // The name of the peer in texts to the user: "rank 2 on host b".
   virtual const std::string& peer() const = 0;
 };
 
 // The bytes of collectives to and from every rank of another host: memory to send and memory to receive into, in an
-// order that both sides know. Between two ranks there may be several streams, which keep no order among each other.
-// Positions count the bytes of a stream's direction. As Sockets: only streams that have something to move. A lost peer
-// is an error only for transfers with it.
+// order that both sides know. Between two ranks there may be several streams, with no order among them. Positions count
+// the bytes of a stream's direction. As Sockets, it lists only streams that have something to move. A lost peer is an
+// error only for transfers with it.
 class Mesh : public Sockets {
  public:
-  // Queues memory, which is borrowed until its end, the returned position, has been moved. `turn` chooses among
-  // streams: the number of the piece of data, which both sides know. For each chunk or tensor, so the calls may be
-  // virtual.
+  // Queues memory, which is borrowed until all of it has been moved. Returns the position of its end in the stream.
+  // `turn` selects a stream: it is the number of the piece of data, which both sides know. There is one call for each
+  // chunk or tensor, so it may be virtual.
   virtual uint64_t send(int rank, uint64_t turn, const void* data, uint64_t num_bytes) = 0;
   virtual uint64_t receive(int rank, uint64_t turn, void* data, uint64_t num_bytes) = 0;
   virtual bool has_sent(int rank, uint64_t turn, uint64_t end) const = 0;
@@ -72,22 +73,22 @@ class Mesh : public Sockets {
   virtual void close_in_child() = 0;
 };
 
-// Of the MACs of both directions of a connection, for this rank.
+// The keys of the MACs of both directions of a connection, as seen from this rank.
 struct MessageKeys {
   uint8_t send[HVL_KEY_BYTES];
   uint8_t receive[HVL_KEY_BYTES];
 };
 
-// The way of one rank to those of other hosts. Its functions throw std::runtime_error where the system refuses them.
+// Makes the connections of this rank to ranks of other hosts. Its functions throw std::runtime_error on a system error.
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // The control connection to that rank. `peer`: its name for messages.
+  // The control connection to that rank. `peer`: its name, for errors.
   virtual std::unique_ptr<Connection> connect(int rank, const std::string& peer) = 0;
   virtual std::unique_ptr<Mesh> make_mesh(const std::function<std::string(int rank)>& name_of) = 0;
-  // A mesh of one stream to that rank alone, for messages. `keys`: for MACs of what is interpreted, if the bytes of the
-  // stream have none; else they stay as they are.
+  // A mesh of one stream to that rank alone, for messages. *keys: set to the keys for MACs of the message headers;
+  // unchanged if the stream has MACs of its own.
   virtual std::unique_ptr<Mesh> make_message_stream(int rank, const std::string& peer,
                                                     std::optional<MessageKeys>* keys) = 0;
 };

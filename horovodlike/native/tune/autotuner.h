@@ -24,7 +24,7 @@ class Autotuner {
  public:
   Autotuner(const AutotuneOptions& options, const Tuned& start);
 
-  // Called when a batch begins: see Sampler. True: current() has changed, or the search is done.
+  // Called when a batch begins: see Sampler::on_batch(). True if this call changed current() or ended the search.
   bool on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes, uint64_t now);
   const Tuned& current() const { return search_.current(); }
   bool is_done() const { return search_.is_done(); }

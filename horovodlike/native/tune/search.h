@@ -17,7 +17,7 @@
 
 namespace hvl {
 
-// The values that are tuned while a job runs. Results have the same bits for all of them.
+// The values that are tuned while a job runs. The results are bitwise equal for all values.
 struct Tuned {
   int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most
   double cycle_time = 0;                 // seconds that rank 0, and so all ranks, wait for more requests
@@ -49,7 +49,7 @@ class Search {
   bool is_done() const { return move_ == Move::kNone; }
   const Tuned& best() const { return best_; }
   double best_score() const;             // the median; 0 without a sample that counts
-  double gain() const { return gain_; }  // score of the best to that of the start: 1 if the start is the best
+  double gain() const { return gain_; }  // ratio of the best score to that of the start; 1 if that is the best
 
  private:
   enum class Move { kSmallerBatches, kLargerBatches, kLongerWait, kNone };

@@ -1,4 +1,4 @@
-"""The package ``horovod.common`` as a script sees it, and its modules ``util`` and ``basics``."""
+"""The package ``horovod.common`` as scripts see it; this is also its modules ``util`` and ``basics``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from horovodlike import basics as _basics  # the name `basics` becomes an alias of this module
+from horovodlike import basics as _basics  # importing horovod.common.basics sets `basics` here to this module
 
 __all__ = [
     "HorovodBasics",
@@ -38,7 +38,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
     Args:
         ext_base_name: The framework, for instance ``torch``.
-        verbose: Prints why not.
+        verbose: If it is not available, print the reason.
     """
     try:
         importlib.import_module(f"horovodlike.{ext_base_name}")
@@ -50,7 +50,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, *_: Any) -> None:
-    """Raise ImportError if a framework cannot be used; Horovod's other arguments, about its build, are ignored.
+    """Raise ImportError if a framework cannot be used. Horovod's further arguments, about its build, are ignored.
 
     Args:
         ext_name: The framework's module, for instance ``horovod.torch``.
@@ -59,32 +59,32 @@ def check_extension(ext_name: str, *_: Any) -> None:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether collectives run on GPUs: if this process finds a CUDA driver."""
+    """Return whether this process finds a CUDA driver, so that tensors on GPUs can be used."""
     return _basics.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return whether data can go through MPI: if mpi4py is installed."""
+    """Return whether data can go through MPI: True if mpi4py is installed."""
     return _basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Return whether ranks communicate without MPI, which is what scripts want to know by this: yes."""
+    """Return True: for Horovod's scripts, this means that jobs work without MPI."""
     return True
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Return whether ranks can communicate by NCCL: if this process finds it."""
+    """Return whether ranks can communicate by NCCL: True if this process finds its library."""
     return bool(_basics.nccl_built())
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Return whether ranks communicate by DDL: no."""
+    """Return False: IBM's DDL is not supported."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Return whether ranks communicate by oneCCL: no."""
+    """Return False: oneCCL is not supported."""
     return False
 
 
@@ -111,7 +111,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
     """Return a function that decides the operation of an allreduce from its arguments ``op`` and ``average``.
 
     Args:
-        reduce_ops: Has ``Average`` and ``Sum``.
+        reduce_ops: An object with the attributes ``Average`` and ``Sum``.
     """
 
     def decide(op: int | None, average: bool | None) -> int:
@@ -136,7 +136,7 @@ def check_num_rank_power_of_2(num_rank: int) -> None:
 
 
 def split_list(values: Sequence[T], num_chunks: int) -> list[Sequence[T]]:
-    """Cuts a list into consecutive pieces whose lengths differ by one at most; the longer ones come first."""
+    """Cut a list into consecutive pieces whose lengths differ by one at most; the longer ones come first."""
     length, longer = divmod(len(values), num_chunks)
     ends = [chunk * length + min(chunk, longer) for chunk in range(num_chunks + 1)]
     return [values[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
@@ -152,10 +152,10 @@ def is_iterable(value: Any) -> bool:
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """Return whether a version such as ``2.1.0+cpu`` is at least another one; only the numbers at its beginning count.
+    """Return whether a version such as ``2.1.0+cpu`` is at least ``target``; only its first three numbers count.
 
     Raises:
-        ValueError: The other version is not of the form ``1.2.3``.
+        ValueError: ``target`` is not of the form ``1.2.3``.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
         raise ValueError(f"a version of the form 1.2.3 is expected, not {target!r}")
@@ -169,7 +169,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 class HorovodBasics:
-    """The functions of :mod:`horovodlike.basics` as methods; the arguments, a library to load, are ignored."""
+    """The functions of :mod:`horovodlike.basics` as methods; the arguments, the library to load, are ignored."""
 
     def __init__(self, *library: Any) -> None:
         """Do nothing: there is nothing to load."""

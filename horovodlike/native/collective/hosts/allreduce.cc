@@ -9,10 +9,9 @@ namespace hvl {
 
 namespace {
 
-// Up to this size each member receives the data of all other hosts in one step: that is quicker than fewer bytes in
-// two.
+// Up to this size each member receives the data of all other hosts in one step: faster than two with fewer bytes.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// A chunk's part for each host, where only sockets limit it; and the memory that the parts in flight may take.
+// For a HostExchange that uses no slots: the limits of a chunk's part for each host, and of a chunk; its `depth`.
 constexpr uint64_t kMaxPart = 256 << 10;
 constexpr uint64_t kMinPart = 8 << 10;
 constexpr uint64_t kMaxChunk = 2 << 20;
@@ -25,7 +24,7 @@ class Base : public HostsCollective {
       : HostsCollective(context), batch_(batch), final_bytes_(final_bytes) {}
 
  protected:
-  // Reduces the data of this host's members in a range of the stream to `to`. The others' bytes are in their slots.
+  // Reduces a range of the stream over this host's members, into `to`. The data of the other members is in their slots.
   void reduce_here(const ChunkRange& range, uint64_t chunk, char* to) {
     sources_.resize(layout().here().size());
     batch_.for_each_piece(
@@ -72,7 +71,7 @@ class Small : public Base {
     const uint64_t length = batch_.num_bytes();
     const ChunkRange all{0, length, 0};
     if (stage_ == Stage::kHere) {
-      // Memory for this host's data, then for each host's. The tensors may be written before all has been sent.
+      // Memory for this host's data, then for each host's: the tensors may be written before all data has been sent.
       mine_ = context_.memory->scratch.reserve(length * (1 + layout().num_hosts()));
       if (layout().is_flat()) {
         copy_in(all, mine_);
@@ -123,12 +122,12 @@ class Small : public Base {
     final_bytes_(length);
   }
 
-  const int root_;  // the rank
+  const int root_;  // a rank, or kEveryRank
   Stage stage_ = Stage::kHere;
   char* mine_ = nullptr;
 };
 
-// One member on each host: from the tensors' memory to the tensors' memory.
+// One member on each host: data is sent from, and received into, the tensors' own memory.
 class Flat : public Base {
  public:
   Flat(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)
@@ -264,7 +263,7 @@ class InBlocks : public HostsCollective {
   std::unique_ptr<HostsCollective> part_;
 };
 
-// An allreduce of a batch of which only some segments are exact. The others have the same bits as in a separate batch.
+// An allreduce in which some segments (`exact_`) are reduced in one step. The others get the bits of a separate batch.
 class Mixed : public HostsCollective {
  public:
   Mixed(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)

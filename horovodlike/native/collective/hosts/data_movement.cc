@@ -23,7 +23,7 @@ class Broadcast : public HostsCollective {
       root_host_ = host;
       receivers_.back() = root_rank;
     }
-    // The location of the bytes that this host's members receive, and that are sent on.
+    // The batch to broadcast within this host: from the root's inputs, or from the outputs of the receiver.
     const bool from_input = layout().mine == root_host_;
     for (const Segment& each : batch.segments()) {
       here_.add(from_input ? each.input : each.output, each.output, each.num_bytes, each.reduction);
@@ -39,7 +39,7 @@ class Broadcast : public HostsCollective {
       stage_ = Stage::kBetween;
     }
     if (stage_ == Stage::kBetween) {
-      // The root's host does not wait for others.
+      // The root's host does not wait for other hosts.
       Status status = is_receiver_ && parent_ != -1 ? pass_on() : Status();
       if (!status.ok()) return status;
       stage_ = Stage::kHere;
@@ -62,8 +62,8 @@ class Broadcast : public HostsCollective {
   enum class Stage { kBegin, kBetween, kHere, kEnd };
   static constexpr uint64_t kChunk = 256 << 10;
 
-  // Builds a binomial tree whose root is the root's host: the parent of number v is v without its lowest bit, the
-  // children are v with one more bit below that bit.
+  // Builds a binomial tree whose root is the root's host: the parent of number v is v without its lowest set bit, the
+  // children are v with one bit below that bit set.
   void find_neighbours() {
     const size_t hosts = layout().num_hosts();
     const size_t mine = (layout().mine + hosts - root_host_) % hosts;
@@ -129,7 +129,7 @@ class Broadcast : public HostsCollective {
   const Batch& batch_;
   const FinalBytes& final_bytes_;
   Batch here_;
-  std::vector<int> receivers_;  // by host: the member that receives it from another host, or is the root
+  std::vector<int> receivers_;  // by host: the member that receives the data from another host, or is the root
   size_t root_host_ = 0;
   bool is_receiver_ = false;
   int parent_ = -1;
@@ -182,12 +182,12 @@ class Allgather : public HostsCollective {
   }
 
   const Gather& gather_;
-  std::vector<Batch> held_;  // by place on this host: the blocks that come from this member
+  std::vector<Batch> held_;  // by place on this host: the blocks that this member broadcasts to the others
   size_t next_ = 0;
   Stage stage_ = Stage::kBegin;
 };
 
-// The part of a whole team's exchange that a member of this host exchanges with the host's other members.
+// The part of a team's exchange that is between the members of this host.
 Exchange within_host(const Layout& layout, const Exchange& all) {
   Exchange here{{}, {}, all.longest};
   for (int rank : layout.here()) {

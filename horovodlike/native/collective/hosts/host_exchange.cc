@@ -41,7 +41,7 @@ HostExchange::HostExchange(const Batch& batch, const Layout& layout, const Chunk
   if (staging_depth == 0) num_sources_ = cut.num_chunks();
 }
 
-// Calls visit(source, result, offset in the part, bytes, reduction).
+// Calls visit(source, result, offset in the part, bytes, reduction) for each piece of a part.
 template <typename Visit>
 void HostExchange::for_each_piece(uint64_t chunk, size_t lane_index, size_t part, Visit&& visit) {
   const size_t lane = layout_.lanes[lane_index];

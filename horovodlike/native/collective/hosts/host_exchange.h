@@ -1,10 +1,10 @@
-// The part of an allreduce between hosts: chunk by chunk, the hosts' data is reduced over all of them.
+// The inter-host part of an allreduce: it reduces the data of all hosts, chunk by chunk.
 //
-// A chunk is divided into lanes and a lane into one part for each host. For each part, the member of the lane on its
-// host receives the data of the other hosts (scatter), reduces all in the order of hosts, and sends them the result
-// (gather). So as few bytes as in a ring allreduce are on the wire, in two steps, and the bits do not depend on how the
-// stream was cut. Several chunks are under way at a time, in an order that is the same on both ends of every stream: S0
-// S1 .. G0 Sd G1 .. with `depth` scatters before the first gather.
+// A chunk is divided into lanes and a lane into one part for each host. Each part belongs to one host: that host's
+// owner of the lane receives the data of the other hosts (scatter), reduces all data in the order of hosts, and sends
+// the result to the other hosts (gather). So two steps send as few bytes as a ring allreduce, and the bits do not
+// depend on how the stream was cut. Several chunks are under way at a time, in the same order on both ends of every
+// connection: S0 S1 .. G0 Sd G1 .. with `depth` scatters before the first gather.
 #pragma once
 
 #include <cstdint>
@@ -50,27 +50,27 @@ class HostExchange {
     Buffer staging, scratch, block;
   };
 
-  // `staging_depth`: 0: the tensors' own memory is reduced; only where each host has one member. Else this rank's lanes
-  // of that many chunks are in `memory`, which must live as long as this.
+  // `staging_depth`: for how many chunks `memory` holds this rank's lanes. 0: none, the tensors' own memory is used,
+  // which needs one member on each host. `memory` must live as long as this object.
   HostExchange(const Batch& batch, const Layout& layout, const ChunkCut& cut, uint64_t depth, uint64_t staging_depth,
                Memory* memory, Mesh* mesh);
 
-  // The memory for this host's part of a lane: write it before add_source(); it is final when the chunk is complete.
+  // The memory for this host's data of a lane: write it before add_source(). Complete chunks have the result there.
   char* staging(uint64_t chunk, size_t lane_index) {
     return staging_ + ((chunk % staging_depth_) * layout_.lanes.size() + lane_index) * lane_bytes_;
   }
-  // This host's part of the next chunk is in place.
+  // Call it when this host's data of the next chunk is in staging().
   void add_source() { ++num_sources_; }
-  // Chunks that are final, from the first on.
+  // The number of chunks that are final; they are the first ones.
   uint64_t num_complete() const { return num_complete_; }
   const ChunkCut& cut() const { return cut_; }
   const Sockets* sockets() const { return mesh_; }
 
-  // Does what can be done without waiting; sets *moved if anything was.
+  // Does what can be done without waiting; sets *moved if it did anything.
   Status advance(bool* moved);
 
  private:
-  // The ends of a chunk's lane in the streams to and from one other host.
+  // The positions at which a chunk's lane ends in the streams to and from one other host.
   struct Ends {
     uint64_t scattered = 0, gathered_out = 0, gathered_in = 0;
   };

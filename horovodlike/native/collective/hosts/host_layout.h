@@ -1,7 +1,7 @@
 // The placement of a team on hosts, and the roles of its members between hosts.
 //
-// Data between hosts is divided into lanes: as many as the host with the most members has members. On each host a lane
-// belongs to one member; the members with the same lane exchange its bytes.
+// Data between hosts is divided into lanes, as many as the largest number of members on one host. On each host a lane
+// belongs to one member, its owner; the owners of a lane exchange its bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace hvl {
 
 struct Layout {
-  // `hosts`: by rank of the job, the number of its host. `rank`: this one, a member of the team.
+  // `hosts`: the host number of each rank of the job. `rank`: this rank, a member of the team.
   Layout(TeamPtr given, const std::vector<int>& hosts, int rank) : team(std::move(given)) {
     const int host_here = hosts[static_cast<size_t>(rank)];
     std::map<int, std::vector<int>> by_host;
@@ -46,15 +46,15 @@ struct Layout {
   const std::vector<int>& here() const { return members[mine]; }
   bool is_flat() const { return num_lanes == 1; }  // one member on each host
   int owner(size_t host, size_t lane) const { return members[host][lane % members[host].size()]; }
-  // The member of another host that represents all of its members to this rank.
+  // The member of another host that sends to this rank on behalf of that host.
   int partner_on(size_t host) const { return members[host][place % members[host].size()]; }
 
   TeamPtr team;
-  std::vector<std::vector<int>> members;  // ranks, by host in order of their numbers; hosts without members left out
-  size_t mine = 0;                        // this rank's host among them
-  size_t place = 0;                       // and its place among the host's members
+  std::vector<std::vector<int>> members;  // ranks by host, in order of host numbers; hosts without members are left out
+  size_t mine = 0;                        // the index of this rank's host in `members`
+  size_t place = 0;                       // this rank's place among its host's members
   size_t num_lanes = 1;
-  std::vector<size_t> lanes;  // this rank's
+  std::vector<size_t> lanes;  // the lanes that this rank owns
   TeamPtr local;              // this host's members, by local rank
 };
 

@@ -66,14 +66,14 @@ class HostsCollective {
 
 // The collectives. The arguments must live as long as the result.
 
-// Each host reduces what its members have, in the order of ranks; then the hosts' results are reduced, in the order of
-// hosts. Minifloats are rounded once in between. Data that cannot be reduced in these two steps (integers
+// Each host reduces the data of its members, in the order of ranks; then the hosts' results are reduced, in the order
+// of hosts. Minifloats are also rounded between the two steps. Data that cannot be reduced in these two steps (integers
 // that are divided or scaled: the intermediate result may not fit) is exchanged as it is, and reduced in the order of
 // ranks in one step.
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes);
-// The bits are those of an allreduce. A small batch goes to the root at once; of a large one each member reduces a
-// block (reducescatter), which it sends to the root.
+// The bits are those of an allreduce. For a small batch, the root receives the data of all hosts and reduces it. For a
+// large one, each member reduces a block (reducescatter), and sends the result to the root.
 std::unique_ptr<HostsCollective> make_hosts_reduce(const HostsContext& context, const Batch& batch, int root,
                                                    const FinalBytes& final_bytes);
 // The bits are those of an allreduce.

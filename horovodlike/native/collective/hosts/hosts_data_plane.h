@@ -11,7 +11,7 @@ namespace hvl {
 
 class HostsDataPlane : public DataPlane {
  public:
-  // `hosts`: by rank. `mesh` has all connections of this rank.
+  // `hosts`: the host number of each rank. `mesh` has all data connections of this rank.
   HostsDataPlane(std::shared_ptr<HostMemory> memory, int rank, int local_rank, std::vector<int> hosts,
                  std::unique_ptr<Mesh> mesh, Waiter* waiter);
 
@@ -25,7 +25,7 @@ class HostsDataPlane : public DataPlane {
   void close_in_child() override { mesh_->close_in_child(); }
 
  private:
-  // Makes the collective, unless an interrupted one continues.
+  // Runs the collective that make() returns, or continues the interrupted one.
   template <typename Make>
   Status run(Make&& make);
   bool is_here() const { return layout_->num_hosts() == 1; }
@@ -35,7 +35,7 @@ class HostsDataPlane : public DataPlane {
   const std::unique_ptr<Mesh> mesh_;
   ChunkPipeline pipeline_;
   HostExchange::Memory memory_;
-  FinalBytes final_bytes_;          // the last one given: an interrupted collective continues with another one
+  FinalBytes final_bytes_;          // of the latest call: calls that continue a collective give new ones
   std::unique_ptr<Layout> layout_;  // of the last team
   std::unique_ptr<HostsCollective> collective_;
 };

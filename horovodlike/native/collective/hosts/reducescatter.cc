@@ -8,8 +8,8 @@ namespace hvl {
 
 namespace {
 
-// Every member receives its block from all others, and reduces it in the order of ranks. In rounds of one piece of each
-// block, so that the received data needs little memory.
+// Every member receives its block from all others, and reduces it in the order of ranks. Each round moves one piece of
+// each block, so that the received data needs little memory.
 class InOneStep : public HostsCollective {
  public:
   InOneStep(const HostsContext& context, const Scatter& scatter)
@@ -51,7 +51,7 @@ class InOneStep : public HostsCollective {
       exchange_.sent.push_back(piece);
       exchange_.received.push_back({scratch_ + place * piece_, mine});
     }
-    // Its own part does not move.
+    // This member's own piece is not exchanged.
     exchange_.sent[team_.mine].num_bytes = 0;
     exchange_.received[team_.mine].num_bytes = 0;
     part_ = make_hosts_alltoall(context_, exchange_);
@@ -79,8 +79,8 @@ class InOneStep : public HostsCollective {
   std::vector<const void*> sources_;
 };
 
-// The exchange between hosts, chunk by chunk: a chunk is a piece of each block. One member of each host sends the
-// host's part of a block to the block's owner, which reduces the parts in the order of hosts.
+// The exchange between hosts, chunk by chunk: a chunk is a piece of each block. For each block, one member of each host
+// sends its host's data to the member that the block is for, which reduces it in the order of hosts.
 class BlockExchange {
  public:
   BlockExchange(const HostsContext& context, const Scatter& scatter, uint64_t piece, uint64_t depth)
@@ -153,7 +153,7 @@ class BlockExchange {
     return scratch_ + ((chunk % depth_) * layout_.num_hosts() + host) * piece_;
   }
 
-  // True if everything was received and sent: the staging memory can be reused.
+  // True if all data of the chunk has been received and sent: its staging memory can be reused.
   bool is_here(uint64_t chunk) {
     for (size_t host = 0; host < layout_.num_hosts(); ++host) {
       if (host != layout_.mine && !mesh_->has_received(layout_.partner_on(host), 0, receive_end(chunk, host))) {
@@ -185,7 +185,7 @@ class BlockExchange {
   const Scatter& scatter_;
   const uint64_t piece_, depth_;
   std::vector<size_t> held_;
-  size_t own_ = 0;  // index of this rank's block among them
+  size_t own_ = 0;  // the index of this rank's block in held_
   char* staging_ = nullptr;
   char* scratch_ = nullptr;
   std::vector<const void*> sources_;  // by host
@@ -225,7 +225,7 @@ class InTwoSteps : public HostsCollective {
   }
 
  private:
-  // A slot holds a piece of each block.
+  // The bytes of a piece: a slot holds one piece of each block.
   static uint64_t piece_of(const HostsContext& context, const Scatter& scatter) {
     return context.pipeline->slot_bytes() / scatter.blocks.size() / kAlignment * kAlignment;
   }

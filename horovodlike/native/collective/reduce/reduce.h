@@ -1,8 +1,8 @@
 // Element-wise reduction of several arrays: the arithmetic of every reducing collective.
 //
-// Sources are combined in the order given, element by element, so a result does not depend on how a batch was cut
-// into chunks. Minifloats are accumulated in float32 and rounded once; integers are accumulated in a wider type (int32
-// for 8 and 16 bits, else int64), so an Average of int8 does not overflow on the way.
+// Sources are combined in the order given, element by element, so a result does not depend on how a batch was cut into
+// chunks. Minifloats are accumulated in float32 and rounded once; integers are averaged and scaled in int32 for 8 and
+// 16 bits, else in int64, so an Average of int8 does not overflow on the way.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Reduction {
 
 // The arrays of one reduction. For every d and i:
 //   dsts[d][i] = postscale * (op over s of prescale * sources[s][i]) / divisor
-// Each of `dsts` may be one of the sources; there is no other overlap. There is at least one of both.
+// Each of `dsts` may be one of the sources; there is no other overlap. There is at least one source and one `dst`.
 struct Arrays {
   const void* const* sources;
   int num_sources;
@@ -34,14 +34,14 @@ struct Arrays {
 // Adasum is not element-wise and not accepted.
 void reduce(const Reduction& reduction, const Arrays& arrays);
 
-// The same into one array, element by element without vector instructions: the oracle that tests hold reduce() against.
+// Reduces into one array, element by element without vector instructions. Tests use it as the reference for reduce().
 void reduce_scalar(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count);
 
-// Null if the operation is defined for the dtype, else why not (for the message of an invalid argument).
+// Null if the operation is defined for the dtype, else the reason why not (for the message of an invalid argument).
 const char* why_not_reducible(DataType dtype, ReduceOp op);
 
-// reduce() for each level of vector instructions: reduce.cc chooses among them, and tests compare them.
-// Only where cpu_level() is at least that of the name, and not for scaled integers.
+// reduce() for each level of vector instructions: reduce.cc chooses among them, and tests compare them. Call one only
+// if cpu_level() is at least its level, and not for scaled integers.
 void reduce_baseline(const Reduction& reduction, const Arrays& arrays);
 void reduce_avx2(const Reduction& reduction, const Arrays& arrays);
 void reduce_avx512(const Reduction& reduction, const Arrays& arrays);

@@ -26,9 +26,9 @@ struct Registers {
   Part parts[kParts];
 };
 
-// A register of minifloats to two or four of float32 and back. It is read as words of 32 bits: the first register has
-// the lowest number of each word; shifts and masks of any processor split and join the words. Where a translation
-// unit's level converts float16 in hardware, half a register of them is one register.
+// Converts a register of minifloats to two or four registers of float32, and back. It is read as words of 32 bits: the
+// first float32 register gets the lowest number of each word. Shifts and masks, which any processor has, split and join
+// the words. Specializations convert float16 in hardware; with AVX2 and AVX-512, half a register becomes one register.
 template <class T, size_t kBytes>
 struct MinifloatVector {
   static constexpr int kParts = sizeof(float) / sizeof(T);
@@ -58,7 +58,7 @@ struct MinifloatVector {
   static constexpr int kWidth = 8 * sizeof(T);
 };
 
-// bfloat16 has no use for the conversion instructions (AVX512_BF16 flushes subnormals, few processors have BFCVT).
+// Does not use the conversion instructions for bfloat16: AVX512_BF16 flushes subnormals, few processors have BFCVT.
 template <size_t kBytes>
 struct MinifloatVector<Bfloat16, kBytes> {
   static constexpr int kParts = 2;
@@ -100,7 +100,7 @@ struct MinifloatVector<Float16, 32> {
 template <>
 struct MinifloatVector<Float16, 64> {
   static constexpr int kParts = 1;
-  static constexpr uint16_t kAllLanes = 0xffff;  // without a mask, GCC 12 warns of its own header
+  static constexpr uint16_t kAllLanes = 0xffff;  // without a mask, GCC 12 warns about its own header
   using Float = Vector<float, 64>;
   using Stored = Vector<uint16_t, 32>;
 
@@ -147,7 +147,7 @@ struct MinifloatVector<Bfloat16, 16> {
   }
 
  private:
-  // Plus one if the place that will be the last is odd.
+  // Adds one if the last bit of the upper half, which becomes the result, is set (to round to even).
   static HVL_ALWAYS_INLINE uint32x4_t with_odd(Float value) {
     const auto bits = bit_cast<uint32x4_t>(value);
     return vaddq_u32(bits, vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1)));
@@ -155,8 +155,8 @@ struct MinifloatVector<Bfloat16, 16> {
 };
 #endif
 
-// An element is stored as `Storage` and combined as `Value`. On<kBytes> holds as many of them as fill kParts registers
-// of kBytes: widen() makes those from the loaded register, narrow() makes the register to store.
+// An element is stored as `Storage` and combined as `Value`. In On<kBytes>, widen() converts the loaded register to
+// kParts registers of kBytes, and narrow() converts them back to the register to store.
 template <class T>
 struct PlainElement {
   using Storage = T;
@@ -171,7 +171,7 @@ struct PlainElement {
   };
 };
 
-// Integers that are summed in a wider type, an unsigned one, which wraps; the result is truncated to the stored width.
+// Integers that are summed in a wider unsigned type, whose overflow wraps; the result is truncated to the stored width.
 template <class T, class Wide>
 struct WideElement {
   static_assert(std::is_unsigned_v<Wide>);
@@ -247,7 +247,7 @@ struct NoScale {
   }
 };
 
-// Average over a power of two, whose reciprocal is exact: multiplying by it gives the bits of the division.
+// An Average whose divisor is a power of two: multiplying by its exact reciprocal gives the bits of the division.
 template <class F>
 class PowerOfTwoAverage : public NoScale {
  public:
@@ -300,7 +300,7 @@ class FloatAverage : public FloatScale<F> {
   F divisor_;
 };
 
-// The Average of integers, whose sum is of the unsigned type: division truncated toward zero.
+// The Average of integers: reads the unsigned sum as signed, and divides it, truncating toward zero.
 template <class Signed>
 class IntegerAverage : public NoScale {
  public:

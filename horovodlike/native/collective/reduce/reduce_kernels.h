@@ -50,7 +50,7 @@ class Kernel {
     return static_cast<const char*>(sources_[source]) + first * sizeof(Storage);
   }
 
-  // A whole vector, or its first `count` elements and zeros.
+  // Loads a whole vector, or only its first `count` elements and zeros.
   HVL_ALWAYS_INLINE Values load(int source, size_t first, size_t count = kLanes) const {
     Stored stored{};
     __builtin_memcpy(&stored, address(source, first), count * sizeof(Storage));
@@ -92,7 +92,7 @@ class Kernel {
     for (size_t v = 0; v < kVectors; ++v) store(tile[v], first + v * kLanes);
   }
 
-  // Fewer elements than a vector has: the results of the other lanes are not stored.
+  // Reduces fewer elements than a vector has: the results of the other lanes are not stored.
   HVL_ALWAYS_INLINE void reduce_rest(size_t first, size_t count) const {
     Values values = load(0, first, count);
     for (int source = 1; source < num_sources_; ++source) combine(values, load(source, first, count));
@@ -140,7 +140,7 @@ void reduce_floats(const Reduction& reduction, const Arrays& arrays) {
   }
 }
 
-// Sum and Product modulo 2^bits are the same in the unsigned type of the same width, where they are defined.
+// Sum and Product use the unsigned type of the same width: they give the same bits, and their overflow is defined.
 template <class Level, class T>
 void reduce_integers(const Reduction& reduction, const Arrays& arrays) {
   using Wide = std::conditional_t<sizeof(T) <= 2, int32_t, int64_t>;

@@ -1,5 +1,5 @@
 // The definition of every reduction, one element at a time and without optimization. It shares nothing with the vector
-// kernels but minifloat.h, so that comparing the two means something.
+// kernels but minifloat.h, so that tests can compare the two.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -68,7 +68,7 @@ void reduce_floats(const Reduction& reduction, const void* const* sources, int n
   }
 }
 
-// Signed overflow wraps, as the conversions to the unsigned type and back do.
+// Sum and Product use the unsigned type, in which overflow wraps.
 template <class Wide>
 Wide combine_integers(ReduceOp op, Wide a, Wide b) {
   using Unsigned = std::make_unsigned_t<Wide>;
@@ -101,7 +101,7 @@ void reduce_integers(const Reduction& reduction, const void* const* sources, int
   }
 }
 
-// Scale factors mean nothing for truth values.
+// Ignores the scale factors, which have no meaning for bools.
 void reduce_bools(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
   const bool all = reduction.op == HVL_MIN || reduction.op == HVL_PRODUCT;
   for (size_t i = 0; i < count; ++i) {

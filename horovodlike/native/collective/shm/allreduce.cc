@@ -8,9 +8,9 @@ namespace hvl {
 
 namespace {
 
-// Up to this size, one synchronisation and more arithmetic take less time than two and less arithmetic.
+// Up to this size, one synchronisation with more arithmetic takes less time than two synchronisations with less.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// Up to so many ranks, a root that reduces all of a large batch moves no more bytes between processors than if each
+// Up to this many ranks, a root that reduces all of a large batch moves no more bytes between processors than if each
 // rank reduced a part. Its chunks can be larger: only the root reads slots, and each of their bytes once.
 constexpr int kFewRanks = 2;
 constexpr uint64_t kRootChunk = 128 << 10;
@@ -46,7 +46,7 @@ void take_out(char* to, const char* slot, uint64_t num_bytes, const char* next) 
 
 constexpr int kEveryRank = -1;
 
-// Also a reduction to one root.
+// An allreduce, or a reduction to one root.
 class Allreduce {
  public:
   // `root`: the place of the only member that gets the result; or kEveryRank.
@@ -73,8 +73,8 @@ class Allreduce {
   }
 
  private:
-  // Every rank copies all its bytes in, and reduces everything into its own tensors. The root alone reads its own
-  // bytes where they are.
+  // Every rank copies all its bytes into its slot, and reduces the data of all ranks into its own tensors. If only a
+  // root gets the result, only the root reduces, and it reads its own bytes in place.
   Status run_whole() {
     auto fill = [&](uint64_t chunk) {
       if (root_ != pipeline_.mine()) copy_in(range_of(chunk, 0, 1), pipeline_.slot(pipeline_.mine(), chunk));

@@ -4,8 +4,8 @@
 //   fills   its slot with its bytes,
 //   reduces its part of the chunk once all ranks have filled, and
 //   drains  the chunk (takes out what it needs) once all ranks have reduced.
-// Counters of completed steps replace barriers. A rank does any step that is possible, the latest one first, so that
-// the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no rank
+// Counters of completed steps replace barriers. Of the possible steps, a rank does the last one in this order first, so
+// that the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no rank
 // needs its contents.
 //
 // The chunks of the n-th collective in the log are numbered from n * 2^24. So the counters only ever grow, and a rank
@@ -55,8 +55,8 @@ class ChunkPipeline {
   Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
     Progress& mine = progress(local_rank_);
     const uint64_t end = base_ + count;
-    // The other ranks do not need this rank's slot any more when they have reduced the chunk, and draining waits for
-    // that. In the first slots of a stream they may still have to drain the data of an earlier stream.
+    // The slot of a drained chunk is free: the other ranks read it when they reduce, and a drain waits for that. But
+    // the first slots of a stream may hold data of an earlier stream that other ranks have not drained.
     auto may_fill = [&] {
       return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
     };
@@ -88,8 +88,8 @@ class ChunkPipeline {
     return Status();
   }
 
-  // The same for collectives that reduce nothing, or where every rank reduces everything while it drains: one
-  // synchronisation a chunk instead of two.
+  // The same without a step to reduce: for collectives that reduce nothing, or in which every rank reduces everything
+  // while it drains. Each chunk needs one synchronisation instead of two.
   template <typename Fill, typename Drain>
   Status run(uint64_t count, Fill&& fill, Drain&& drain) {
     Progress& mine = progress(local_rank_);
@@ -126,8 +126,8 @@ class ChunkPipeline {
   }
 
   // The same for several hosts: `combine` reduces this host's data of a chunk, `network` exchanges it with the other
-  // hosts, and then `spread` writes the result to the memory from which others drain it. The network is a HostExchange,
-  // or has its interface.
+  // hosts, and then `spread` writes the result to the memory from which the other members drain it. The network is a
+  // HostExchange, or has its interface.
   template <typename Fill, typename Combine, typename Network, typename Spread, typename Drain>
   Status run(uint64_t count, Fill&& fill, Combine&& combine, Network* network, Spread&& spread, Drain&& drain) {
     Progress& mine = progress(local_rank_);
@@ -156,7 +156,7 @@ class ChunkPipeline {
         fill(filled_ - base_);
         publish(&mine.filled, ++filled_);
       } else if (!moved) {
-        // The condition is checked several times before a sleep, and each check may complete a chunk.
+        // The waiter checks this condition several times before it sleeps; each check may complete a chunk.
         auto step_is_possible = [&] {
           if (may_drain() || may_spread() || may_combine() || may_fill()) return true;
           bool has_moved = false;

@@ -9,12 +9,12 @@
 
 namespace hvl {
 
-// Small batches: every rank copies all its bytes in and reduces everything itself. Large ones: every rank reduces its
-// part of each chunk, straight from its own tensors and the others' slots. Both reduce element by element in rank
-// order, so the bits do not depend on the choice.
+// Small batches: every rank copies all its bytes into its slot, and reduces everything itself. Large ones: every rank
+// reduces its part of each chunk, straight from its own tensors and the others' slots. Both reduce element by element
+// in rank order, so the bits do not depend on the choice.
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
-// The same bits, in the root's tensors only, by the steps of an allreduce that the root needs.
+// Runs the steps of an allreduce that the root needs. Only the root's tensors get the result, with the same bits.
 Status reduce_to(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
 // The root fills its slots, and the other ranks copy out of them.
@@ -24,7 +24,8 @@ Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const Fi
 Status allgather(const Gather& gather, ChunkPipeline* pipeline);
 
 // Chunk c carries the c-th piece of every rank's block; ranks with short blocks have empty pieces at the end. Each rank
-// copies the others' pieces in and reduces its own, in the order of the ranks: the bits are those of an allreduce.
+// copies the pieces of the others' blocks into its slot, and reduces its own block, in the order of the ranks: the bits
+// are those of an allreduce.
 Status reducescatter(const Scatter& scatter, ChunkPipeline* pipeline);
 
 // Chunk c carries the c-th piece of every block; a slot has a place for each receiver. Short blocks have empty pieces

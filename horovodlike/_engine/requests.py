@@ -292,7 +292,7 @@ class Request:
 
     Args:
         kind: The kind of operation.
-        name: Equal on all ranks; unique among the requests in flight of this rank, unless it `follows`.
+        name: Equal on all ranks; unique among the requests in flight of this rank, but for a sequence.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
             at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
             gather, alltoall: dimension 0 may differ between ranks. Scatter: the shape of each rank's part.
@@ -307,8 +307,9 @@ class Request:
         arguments: Allreduce: the :class:`MemoryFormat` of each tensor, the same on all ranks; or none, if all are
             row-major. Alltoall: for each tensor, the rows for each member of the process set. Addition of a process
             set: its ranks, ascending. Removal of one: its id. Else none.
-        follows: If requests of this name are in flight, an enqueued one follows them: it is announced to the other
-            ranks when they are complete. Without ``follows`` it is refused.
+        sequence: Requests of one sequence are announced to the other ranks in the order in which they are enqueued. One
+            whose name is in flight waits for the name, and is not refused. If the ranks disagree about one, all later
+            ones of the sequence fail, too: continue with another number. 0: in no sequence.
 
     Raises:
         ValueError: The description is wrong in a way that this rank alone can detect.
@@ -329,7 +330,7 @@ class Request:
         prescale: float = 1.0,
         postscale: float = 1.0,
         arguments: Sequence[int] = (),
-        follows: bool = False,
+        sequence: int = 0,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"{kind.name.lower()}: name must be a string, got {name!r}")
@@ -352,7 +353,7 @@ class Request:
             "postscale": postscale,
             "arguments": numbers,
             "num_arguments": len(arguments),
-            "follows": follows,
+            "sequence": sequence,
         }
         try:
             request = ffi.new("hvl_request *", description)
@@ -384,7 +385,7 @@ class Request:
             A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
 
         Raises:
-            ValueError: The name is in flight, or an argument does not fit the job.
+            ValueError: The name is in flight and the request in no sequence, or an argument does not fit the job.
             HorovodInternalError: The job is broken or shut down.
         """
         addresses = self._addresses(inputs, outputs)
@@ -395,25 +396,28 @@ class Request:
             handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue(*arguments))
         return handle
 
-    def keep_if_enqueued(self, memory: object) -> int:
+    def keep_if_enqueued(self, memory: object, before: int | None = None) -> int:
         """Give the request up if the engine has it; call this for an exception in or right after an enqueue.
 
         A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
 
         Args:
             memory: An object that keeps the request's memory alive, as for :func:`horovodlike._engine.ops.give_up`.
+            before: For a request in a sequence, which has several handles in flight: ``last_handle()`` before the
+                enqueue.
 
         Returns:
             The handle of the request that was given up; 0 if there is none.
         """
         handle: int = lib.hvl_last_handle()
-        if not handle or handle != self.handle_in_flight():
+        is_new = handle == self.handle_in_flight() if before is None else handle != before
+        if not handle or not is_new:
             return 0
         give_up(handle, memory)
         return handle
 
     def handle_in_flight(self) -> int:
-        """Return the handle of the last request in flight under this name; 0 if there is none."""
+        """Return the handle of the request in flight under this name; 0 if there is none."""
         handle: int = lib.hvl_handle_in_flight(self._native)
         return handle
 

@@ -111,7 +111,7 @@ typedef struct hvl_tensor {
 /* One operation on one tensor, or on a group that is executed as a whole or not at all. The tensors of a group may
  * differ in shape and dtype. */
 typedef struct hvl_request {
-  const char* name; /* equal on all ranks; unique among requests in flight on the process set, unless `follows` is 1 */
+  const char* name; /* equal on all ranks; unique among requests in flight on the process set, but for a sequence */
   const hvl_tensor* tensors;
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
@@ -128,9 +128,11 @@ typedef struct hvl_request {
    * HVL_ADD_PROCESS_SET: the ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
   const int64_t* arguments;
   int32_t num_arguments;
-  /* For a name under which requests are in flight. 1: this request is announced to the other ranks when those are
-   * complete. 0: this request is rejected. */
-  int32_t follows;
+  /* 0: none. Requests of one sequence are announced to the other ranks in the order in which they are enqueued. One
+   * whose name is in flight is not refused: it waits for the name, and those behind it wait, too. If the ranks disagree
+   * about one, all later ones of the sequence fail with HVL_MISMATCH when they complete: continue with another
+   * sequence. */
+  int32_t sequence;
 } hvl_request;
 
 /* A request checked once, to be enqueued any number of times, also after another hvl_init(). */
@@ -348,7 +350,7 @@ int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
 /* The handle from this thread's last call that enqueued one request or message; 0: rejected, or without a handle. */
 int64_t hvl_last_handle(void);
-/* The handle of the last request in flight under the name of `prepared`; 0: there is none, or it has no handle. */
+/* The handle of the request in flight under the name of `prepared`; 0: there is none, or it has no handle. */
 int64_t hvl_handle_in_flight(hvl_prepared* prepared);
 /* hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. `stream`: a CUstream of GPU `device`, in the driver's
  * numbering. The GPU begins a request after all work that `stream` has been given so far. Rejected while `stream` is

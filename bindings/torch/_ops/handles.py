@@ -60,7 +60,7 @@ class Call:
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: int = 0  # its id
-    follows: bool = False  # see `Request`
+    sequence: int = 0  # see `Request`
     # By device, dtype and shape of each tensor, and the request's arguments.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
@@ -132,7 +132,7 @@ def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequen
         postscale=call.postscale,
         process_set=call.process_set,
         arguments=arguments,
-        follows=call.follows,
+        sequence=call.sequence,
     )
 
 
@@ -174,6 +174,7 @@ def start(
             borrowed = held = [*borrowed]
             allocation = _place_on_gpu(destinations, inputs[0], held)
     operation = _InFlight(borrowed, finish, storages, stream, allocation)
+    before = ops.last_handle() if call.sequence else None
     try:
         if stream is None:
             handle = request.enqueue(addresses, results, destinations)
@@ -181,7 +182,7 @@ def start(
             handle = request.enqueue_on_stream(addresses, results, stream, allocation)
         _in_flight[handle] = operation
     except BaseException:
-        request.keep_if_enqueued(_kept(operation))
+        request.keep_if_enqueued(_kept(operation), before)
         raise
     return handle
 
@@ -413,8 +414,9 @@ def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) ->
     except HorovodInternalError as error:
         failure = None if operation.allocation is None else operation.allocation.failure
         raise error if failure is None else type(error)(f"{error}: {failure}") from failure
-    if stream != started_on:
-        gpu.keep_for(stream, [one for one in operation.borrowed if isinstance(one, torch.Tensor)])
+    finally:  # after an error, too, the GPU may work on them
+        if stream != started_on:
+            gpu.keep_for(stream, [one for one in operation.borrowed if isinstance(one, torch.Tensor)])
     return []
 
 

@@ -6,14 +6,13 @@ repeats its operations gets the same names for the same operations, so the engin
 operations in a row cycle through `_ALIKE` names. The engine runs operations of the same name one after the other.
 
 Few names are better than many: the data that the engine keeps for a new name lies between the tensors of the program,
-and the gap that a freed large tensor leaves there may not suffice for the next one.
+and a large tensor freed between them leaves a gap that may be too small for the next one.
 
-After an operation about which the ranks disagreed, the next ones may have different names on different ranks: they wait
-until they time out. A program that waits for each operation before it starts the next one gets the error first, and its
-next operation is named like the first one of the group (`restart`). If others were started before the error, the ranks
-may restart at different operations, so the group must not be used any more. Names that are right in any case would have
-to depend on operations that are known to be complete; or on the operation's number alone, but then few programs that
-repeat themselves would get the same names again.
+Behind an operation about which the ranks disagreed, operations have different names on the ranks for a while. They wait
+until they time out, or are combined with another operation of the other ranks. The group is one sequence for the
+engine, which then fails those that complete. A program that waits for each operation before it starts the next one gets
+the error first, and continues with new names (`restart`). If others were started before the error, the ranks may
+restart at different operations, so the group must not be used any more.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ from horovodlike.torch._ops.handles import Call
 
 _BEFORE = 3
 _ALIKE = 8
-_SIGNATURE_BITS = 12
+_SIGNATURE_BITS = 20
 _LAST = (1 << _SIGNATURE_BITS) - 1
 _ALL = (1 << _SIGNATURE_BITS * _BEFORE) - 1
-_CONTEXTS = 4093  # a prime number, so that all bits count
-_SIGNATURES_KEPT = 4096
+_NAMES_KEPT = _SIGNATURES_KEPT = 4096
 _CALLS_KEPT = 4
 
 
@@ -71,6 +69,7 @@ class Names:
         self._hashes: dict[Hashable, int] = {}  # of signatures
         self._before = 0  # the hashes of the last `_BEFORE` operations, as one number
         self._alike = 0  # how often the last hash has been repeated in a row
+        self._restarted = 0  # the number of the operation after which the names restarted
         self.count = 0  # the number of names that have been given
 
     def next(self, signature: Hashable) -> Name:
@@ -81,15 +80,19 @@ class Names:
         """
         with self._lock:
             self.count += 1
-            number = self._before % _CONTEXTS * _ALIKE + self._alike % _ALIKE
-            name = self._names.get(number)
-            if name is None:
-                name = self._names[number] = Name(f"{self._prefix}.{number}")
+            place = self._before * _ALIKE + self._alike % _ALIKE
+            name = self._names.get(place) or self._make(place)
             last = self._before & _LAST
             this = self._hashes.get(signature) or self._hash(signature)
             self._alike = self._alike + 1 if this == last else 0
             self._before = (self._before << _SIGNATURE_BITS | this) & _ALL
             return name
+
+    def _make(self, place: int) -> Name:
+        if len(self._names) >= _NAMES_KEPT:
+            self._names.clear()
+        made = self._names[place] = Name(f"{self._prefix}.{self._restarted}.{place:x}")
+        return made
 
     def _hash(self, signature: Hashable) -> int:
         if len(self._hashes) >= _SIGNATURES_KEPT:
@@ -98,11 +101,15 @@ class Names:
         return found
 
     def restart(self, number: int) -> bool:
-        """Name the next operation like the first one, after the ranks disagreed about operation `number`.
+        """Give other names than before from now on, after the ranks disagreed about operation `number`.
 
         Returns:
-            False if others have been started after it: then the ranks may restart at different operations.
+            False, having done nothing, if it is not the last one.
         """
         with self._lock:
+            if number != self.count:
+                return False
+            self._names.clear()
             self._before = self._alike = 0
-            return number == self.count
+            self._restarted = number
+            return True

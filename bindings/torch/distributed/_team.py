@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 import zlib
@@ -30,6 +31,7 @@ _ASK_SECONDS = 1.0
 """After a time-out, the other ranks have so long to report that they have timed out as well."""
 _LARGEST_TAG = 2**31 - 1
 _ALLREDUCE = int(Kind.ALLREDUCE)
+_sequences = itertools.count(1)
 
 
 @dataclass(eq=False)
@@ -60,6 +62,8 @@ class Team:
         """Begin without operations."""
         self._generation = basics.generation()
         self._names = Names(f"torch.{self.name}")
+        self._sequence = next(_sequences)
+        self._finished = itertools.count(1)  # threads may call next() at the same time
         self._tags = (zlib.crc32(self.name.encode()) & _LARGEST_TAG) << 31
         self._limit = None if self.engine_ends_stalls else self.timeout
 
@@ -176,7 +180,7 @@ class Team:
         if call is None:
             kind, _, op, prescale, root = key
             call = name.keep_call(
-                key, Call(Kind(kind), name.text, op, root, prescale, process_set=self.set_id, follows=True)
+                key, Call(Kind(kind), name.text, op, root, prescale, process_set=self.set_id, sequence=self._sequence)
             )
 
         def on_timeout(seconds: float) -> Exception:
@@ -217,9 +221,11 @@ class Team:
         if not waits:
             return operation
         if is_fast and key not in name.fast_paths and gpu.is_on_cpu(tensor):
-            request = name.calls[key].requests[False, dtype, shape]
-            num_bytes = math.prod(shape) * dtype.itemsize
-            name.fast_paths[key] = fast_path.fast_paths(request, dtype, shape, num_bytes)[1]
+            call = name.calls.get(key)  # another thread may have removed it
+            request = None if call is None else call.requests.get((False, dtype, shape))
+            if request is not None:
+                num_bytes = math.prod(shape) * dtype.itemsize
+                name.fast_paths[key] = fast_path.fast_paths(request, dtype, shape, num_bytes)[1]
         operation.wait()
         return None
 
@@ -238,9 +244,15 @@ class Team:
         try:
             consume(handle)
         except MismatchError:
-            if not self._names.restart(number):
-                self._lost = f"the ranks disagreed about operation {number}, after which others had been started"
+            if next(self._finished) == number and self._names.restart(number):
+                self._sequence = next(_sequences)
+            elif not self._lost:
+                self._lost = f"the ranks disagreed about operation {number} or one before it, and others were in flight"
             raise
+        except Exception:
+            next(self._finished)
+            raise
+        next(self._finished)
 
     def tag_of(self, tag: int) -> int:
         """Return the engine's tag for a tag of this group; it differs between groups, which may share a process set.

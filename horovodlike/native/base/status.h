@@ -12,8 +12,8 @@ class Status {
  public:
   Status() = default;
   Status(hvl_status code, std::string message) : code_(code), message_(std::move(message)) {}
-  // The error that the connection to a peer is lost, which breaks the job. Most often the peer has ended, or has found
-  // the job broken.
+  // The error that the connection to a peer is lost, most often because the peer has ended. It breaks the job if the
+  // connection is still needed.
   static Status lost(std::string message) {
     Status status(HVL_JOB_BROKEN, std::move(message));
     status.is_lost_ = true;

@@ -316,9 +316,10 @@ void ProgressLoop::request_peer_flush() {
   }
 }
 
-// True if requests must not be deferred: a thread here asks for results, the engine stops, or enough bytes are queued.
+// True if requests must not be deferred: a thread here asks for results, the engine stops, requests have
+// waited for their names, or enough bytes are queued.
 bool ProgressLoop::is_wanted() const {
-  return is_waited_for() || flush_requested_.load() || context_.stop_requested.load() ||
+  return is_waited_for() || flush_requested_.load() || context_.stop_requested.load() || context_.queue.has_waited() ||
          (context_.options.overlap && context_.queue.queued_bytes() >= kWorthSending);
 }
 

@@ -103,7 +103,7 @@ void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_
   context_.counters.requests.fetch_add(1, std::memory_order_relaxed);
   context_.counters.bytes.fetch_add(request->operation->total_bytes, std::memory_order_relaxed);
   if (tensor->announced_in_full) in_full_.erase(tensor->key);
-  context_.queue.finish(*request);  // first: a thread that sees the result may use the name again
+  context_.queue.finish(*request, &status);  // first: a thread that sees the result may use the name again
   const hvl_callbacks& callbacks = request->callbacks;
   if (callbacks.done != nullptr) {
     for (hvl_output& output : outputs) free(output.data);  // the caller has no handle to ask for them

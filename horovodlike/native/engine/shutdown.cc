@@ -86,7 +86,7 @@ void Shutdown::end(const Status& reason) {
   tuner_.stop();
   context_.queue.close(status);
   gpu_.end(status);
-  do {  // requests queued before the queue was closed, then those that follow them
+  do {  // requests queued before the queue was closed, then those that waited for their names
     negotiator_.gather_queued();
     requests_.fail_all(status);
   } while (!context_.queue.empty());

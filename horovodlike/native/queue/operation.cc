@@ -145,7 +145,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   if (has_tensors(signature.kind)) signature.device = static_cast<Device>(request.device);
   if (has_root(signature.kind) || signature.kind == HVL_ADD_PROCESS_SET) signature.root = request.root_rank;
   signature.process_set = request.process_set;
-  operation->follows = request.follows != 0;
+  operation->sequence = request.sequence;
   if (reduces) signature.prescale = request.prescale;
   if (reduces) signature.postscale = request.postscale;
   const int64_t* end = request.arguments + request.num_arguments;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,8 +28,7 @@ struct NamedTensor {
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
   // Guarded by the queue's mutex.
-  int64_t handle = 0;                                    // of the last request in flight
-  std::list<std::unique_ptr<PendingRequest>> followers;  // wait for the one that the engine has
+  int64_t handle = 0;  // of the request in flight
 
   // For the engine only.
   bool announced_in_full = false;           // `request` is announced with its signature, not by the id
@@ -44,7 +42,7 @@ struct Operation {
   Signature signature;
   std::vector<int64_t> num_bytes;  // of each tensor
   int64_t total_bytes = 0;
-  bool follows = false;  // it may follow requests in flight under its name
+  int32_t sequence = 0;  // 0: none
 
   // The cached tensor of its name, valid in the engine with the number `engine`; guarded by the queue's mutex.
   std::shared_ptr<NamedTensor> tensor;
@@ -64,6 +62,7 @@ struct PendingRequest {
   Memory memory;             // of the first tensor
   std::vector<Memory> more;  // of the others in a group
   int64_t handle = 0;
+  uint64_t place = 0;      // in its sequence, from 1
   bool is_copied = false;  // the engine works on a copy of the first tensor
   uint64_t enqueued_at = 0;
   hvl_callbacks callbacks{};              // by default none

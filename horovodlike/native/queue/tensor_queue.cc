@@ -22,27 +22,32 @@ std::shared_ptr<NamedTensor> TensorQueue::look_up(Operation* operation) {
 Status TensorQueue::push(std::unique_ptr<PendingRequest> request) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
-  request->tensor = look_up(request->operation.get());
-  NamedTensor& tensor = *request->tensor;
-  const bool is_in_flight = tensor.in_flight.exchange(true);
-  if (is_in_flight && !request->operation->follows) {
-    return Status(HVL_INVALID_ARGUMENT,
-                  "'" + request->signature().name +
-                      "' is already in flight on this rank; wait for its result first, or use another name");
-  }
-  tensor.handle = request->handle;
-  if (is_in_flight) {
-    tensor.followers.push_back(std::move(request));
-  } else {
-    enqueue(std::move(request));
-  }
+  const int32_t number = request->operation->sequence;
+  if (number == 0) return enqueue(&request);
+  Sequence& sequence = sequences_[number];
+  request->place = ++sequence.num_pushed;
+  ++sequence.num_in_flight;
+  if (sequence.waiting.empty() && enqueue(&request).ok()) return Status();
+  sequence.waiting.push_back(std::move(request));
   return Status();
 }
 
-void TensorQueue::enqueue(std::unique_ptr<PendingRequest> request) {
-  queued_bytes_.fetch_add(request->operation->total_bytes);
-  requests_.push_back(std::move(request));
+// Fails if the name is in flight: then *request stays as it is.
+Status TensorQueue::enqueue(std::unique_ptr<PendingRequest>* request) {
+  const std::shared_ptr<NamedTensor> tensor = look_up((*request)->operation.get());
+  if (tensor->in_flight.load()) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  "'" + (*request)->signature().name +
+                      "' is already in flight on this rank; wait for its result first, or use another name");
+  }
+  requests_.emplace_back();  // first, since it may throw
+  tensor->in_flight.store(true);
+  tensor->handle = (*request)->handle;
+  (*request)->tensor = tensor;
+  queued_bytes_.fetch_add((*request)->operation->total_bytes);
+  requests_.back() = std::move(*request);
   queued_->fetch_add(1);
+  return Status();
 }
 
 int64_t TensorQueue::handle_in_flight(Operation* operation) {
@@ -56,18 +61,42 @@ void TensorQueue::take(std::vector<std::unique_ptr<PendingRequest>>* requests) {
   requests->swap(requests_);
   queued_->store(0);
   queued_bytes_.store(0);
+  has_waited_.store(false);
 }
 
-void TensorQueue::finish(const PendingRequest& request) {
+void TensorQueue::finish(const PendingRequest& request, Status* status) {
   std::lock_guard<std::mutex> lock(mutex_);
-  NamedTensor& tensor = *request.tensor;
-  if (!tensor.followers.empty()) {
-    enqueue(std::move(tensor.followers.front()));
-    tensor.followers.pop_front();
-    return;
+  request.tensor->in_flight.store(false);
+  if (request.tensor->id == NamedTensor::kNoId) erase(request.tensor.get());
+  const auto sequence = sequences_.find(request.operation->sequence);
+  if (sequence != sequences_.end()) {
+    check_order(&sequence->second, request, status);
+    if (--sequence->second.num_in_flight == 0 && sequence->second.disagreed_place == 0) sequences_.erase(sequence);
   }
-  tensor.in_flight.store(false);
-  if (tensor.id == NamedTensor::kNoId) erase(&tensor);
+  for (auto& [number, other] : sequences_) enqueue_waiting(&other);
+}
+
+// After a request about which the ranks disagreed, requests of the same name on two ranks may be different operations.
+// Every rank announces them after the one that failed, so its error comes first in the log.
+void TensorQueue::check_order(Sequence* sequence, const PendingRequest& request, Status* status) {
+  if (status->code() == HVL_MISMATCH && sequence->disagreed_place == 0) {
+    sequence->disagreed_place = request.place;
+    sequence->disagreement = status->message();
+  } else if (status->ok() && sequence->disagreed_place != 0 && request.place > sequence->disagreed_place) {
+    *status = Status(HVL_MISMATCH, sequence->disagreement + " '" + request.signature().name +
+                                       "' comes after that, and other ranks may have given another operation to it.");
+  }
+}
+
+void TensorQueue::enqueue_waiting(Sequence* sequence) {
+  while (!sequence->waiting.empty()) {
+    PendingRequest& next = *sequence->waiting.front();
+    if (look_up(next.operation.get())->in_flight.load()) break;
+    next.enqueued_at = now_ns();
+    has_waited_.store(true);
+    enqueue(&sequence->waiting.front());
+    sequence->waiting.pop_front();
+  }
 }
 
 void TensorQueue::forget_id(NamedTensor* tensor) {

@@ -226,55 +226,81 @@ TEST(a_name_in_flight_is_refused) {
   CHECK_EQ(job.wait(0, handle).message(), "");
 }
 
-std::shared_ptr<Operation> make_follower(const std::string& name, const std::vector<Shape>& shapes) {
+std::shared_ptr<Operation> make_next(const std::string& name, const std::vector<Shape>& shapes, int32_t sequence = 1) {
   auto operation = make(name, HVL_ALLREDUCE, shapes);
-  operation->follows = true;
+  operation->sequence = sequence;
   return operation;
 }
 
-TEST(requests_that_follow_others_of_their_name) {
+int64_t enqueue_in_place(Job* job, int rank, const std::shared_ptr<Operation>& operation, std::vector<float>* data) {
+  char* address = reinterpret_cast<char*>(data->data());
+  return job->enqueue(rank, operation, {address}, {address});
+}
+
+TEST(requests_of_a_sequence_wait_for_their_names) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1}}) {
     EngineOptions options;
     options.hosts = hosts;
     Job job(3, options);
     job.on_all([&](int rank) {
-      const std::shared_ptr<Operation> alternating[] = {make_follower("f", {{4}}), make_follower("f", {{1000}})};
       std::vector<std::vector<float>> data;
       for (size_t i = 0; i < 100; ++i) data.emplace_back(i % 2 == 0 ? 4 : 1000, static_cast<float>(i));
       std::vector<int64_t> handles;
-      for (size_t i = 0; i < data.size(); ++i) {
-        char* address = reinterpret_cast<char*>(data[i].data());
-        handles.push_back(job.enqueue(rank, alternating[i % 2], {address}, {address}));
+      for (std::vector<float>& each : data) {
+        const std::string name = each.size() == 4 || handles.size() % 3 == 0 ? "a" : "b";
+        handles.push_back(enqueue_in_place(&job, rank, make_next(name, {{static_cast<int64_t>(each.size())}}), &each));
       }
-      CHECK_EQ(job.wait(rank, handles.back()).message(), "");
       for (size_t i = 0; i < data.size(); ++i) {
-        CHECK_EQ(data[i].back(), static_cast<float>(3 * i));  // all before the last one are complete
-        if (i + 1 < data.size()) CHECK_EQ(job.wait(rank, handles[i]).message(), "");
+        CHECK_EQ(job.wait(rank, handles[i]).message(), "");
+        CHECK_EQ(data[i].back(), static_cast<float>(3 * i));
       }
     });
   }
 }
 
-TEST(a_request_that_follows_one_about_which_the_ranks_disagree) {
+TEST(a_sequence_fails_behind_a_request_about_which_the_ranks_disagree) {
   Job job(2);
+  const std::string names[] = {"of.rank.0", "of.rank.1"};
+  std::vector<std::vector<float>> own(2, std::vector<float>(8, 1.0f)), other = own;
+  int64_t before[2];  // in flight until the other rank has it, too
+  for (int rank : {0, 1})
+    before[rank] = enqueue_in_place(&job, rank, make_next(names[rank], {{8}}), &own[static_cast<size_t>(rank)]);
   job.on_all([&](int rank) {
-    std::vector<float> odd(8, 1.0f), even(8, 1.0f);
-    char* first = reinterpret_cast<char*>(odd.data());
-    char* second = reinterpret_cast<char*>(even.data());
-    const int64_t failing = job.enqueue(rank, make_follower("f", {{rank == 0 ? 8 : 4}}), {first}, {first});
-    const int64_t following = job.enqueue(rank, make_follower("f", {{8}}), {second}, {second});
+    std::vector<float> odd(8), even(8);
+    const int64_t failing = enqueue_in_place(&job, rank, make_next("x", {{rank == 0 ? 8 : 4}}), &odd);
+    const int64_t behind = enqueue_in_place(&job, rank, make_next("x", {{8}}), &even);
+    const Status status = job.wait(rank, behind);
+    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_MISMATCH));
+    CHECK_HAS(status.message(), "'x' comes after that");
     CHECK_EQ(static_cast<int>(job.wait(rank, failing).code()), static_cast<int>(HVL_MISMATCH));
-    CHECK_EQ(job.wait(rank, following).message(), "");
-    CHECK_EQ(even[7], 2.0f);
+    CHECK_EQ(
+        job.run(rank, make(names[1 - rank], HVL_ALLREDUCE, {{8}}), other[static_cast<size_t>(rank)].data()).message(),
+        "");
+    CHECK_EQ(job.wait(rank, before[rank]).message(), "");
+    CHECK_EQ(own[static_cast<size_t>(rank)][7], 2.0f);
+    CHECK_EQ(static_cast<int>(job.run(rank, make_next("x", {{8}}), even.data()).code()),
+             static_cast<int>(HVL_MISMATCH));
+    CHECK_EQ(job.run(rank, make_next("x", {{8}}, 2), even.data()).message(), "");
   });
 }
 
-TEST(shutting_down_fails_requests_and_those_that_follow_them) {
+TEST(a_name_may_be_in_flight_in_another_sequence) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    std::vector<std::vector<float>> data(4, std::vector<float>(4, 1.0f));
+    std::vector<int64_t> handles;
+    for (const int32_t sequence : {0, 1, 2, 1}) {
+      handles.push_back(enqueue_in_place(&job, rank, make_next("o", {{4}}, sequence), &data[handles.size()]));
+    }
+    for (const int64_t handle : handles) CHECK_EQ(job.wait(rank, handle).message(), "");
+  });
+}
+
+TEST(shutting_down_fails_requests_that_wait_for_their_names) {
   Job job(2);
   std::vector<float> data(4);
-  char* address = reinterpret_cast<char*>(data.data());
   std::vector<int64_t> handles;
-  for (int i = 0; i < 3; ++i) handles.push_back(job.enqueue(0, make_follower("s", {{4}}), {address}, {address}));
+  for (int i = 0; i < 3; ++i) handles.push_back(enqueue_in_place(&job, 0, make_next("s", {{4}}, 1 + i % 2), &data));
   job.engine(1).shut_down();
   for (const int64_t handle : handles) {
     CHECK_EQ(static_cast<int>(job.wait(0, handle).code()), static_cast<int>(HVL_SHUT_DOWN));

@@ -473,8 +473,8 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         values: The settings.
 
     Raises:
-        UsageError: A value is not accepted, or flags contradict each other. With ``compat``, flags for elastic jobs
-            are ignored in other jobs instead.
+        UsageError: A value is not accepted, flags contradict each other, or a flag for elastic jobs is given for
+            another job; with ``compat`` it is ignored.
     """
     if not is_elastic(arguments):
         idle = without_effect(arguments)

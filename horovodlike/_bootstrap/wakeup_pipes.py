@@ -120,7 +120,7 @@ class _Own:
             self.problem = str(error)
 
     def offer(self, fd: int, where: int | str) -> list[Any]:
-        """Return the pipe's location, and the device and inode numbers that identify it; no items after an error."""
+        """Return the pipe's descriptor or path, and its device and inode numbers; an empty list after an error."""
         if self.problem:
             return []
         found = os.fstat(fd)

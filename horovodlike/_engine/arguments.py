@@ -173,7 +173,7 @@ def passes_per_step(value: Any, operation: str) -> int:
 
 
 def split_counts(values: Iterable[Any], size: int | None, operation: str) -> list[int]:
-    """Return how many rows of an alltoall go to each rank; if ``size`` is None, the caller checks their number.
+    """Return how many rows of an alltoall go to each rank; if ``size`` is None, any number of values is accepted.
 
     Raises:
         TypeError: The values are no sequence.

@@ -538,7 +538,7 @@ class RequestList:
         check(status)
 
     def enqueue_inplace_on_stream(self, addresses: Sequence[int], handles: list[int], stream: GpuStream) -> None:
-        """Do as :meth:`enqueue_inplace`, for memory of a GPU: see :meth:`Request.enqueue_on_stream`."""
+        """Do what :meth:`enqueue_inplace` does, for GPU memory: see :meth:`Request.enqueue_on_stream`."""
         count = self._check_count(addresses)
         memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
         pointer = ffi.cast("void *", stream.pointer)

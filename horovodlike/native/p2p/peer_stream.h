@@ -48,7 +48,7 @@ class PeerStream {
 // A stream through a transport.
 class MeshStream final : public PeerStream {
  public:
-  // `mesh`: of one stream to that rank alone.
+  // `mesh` has one stream only, to `rank`.
   MeshStream(std::unique_ptr<Mesh> mesh, int rank) : mesh_(std::move(mesh)), rank_(rank) {}
 
   uint64_t send(const void* data, uint64_t num_bytes) override { return mesh_->send(rank_, 0, data, num_bytes); }

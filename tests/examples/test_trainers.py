@@ -24,9 +24,7 @@ TRAINERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "keras" else ()) for name in TRAINERS]
-)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_the_losses_are_those_of_gloo(tmp_path, name):
     options, ours = TRAINERS[name]
     wanted = _train(tmp_path, name, "--backend", "gloo", *options)

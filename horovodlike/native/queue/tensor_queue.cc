@@ -23,23 +23,23 @@ Status TensorQueue::push(std::unique_ptr<PendingRequest> request) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
   const int32_t number = request->operation->sequence;
-  if (number == 0) return enqueue(&request);
+  if (number == 0) {
+    if (enqueue(&request)) return Status();
+    return Status(HVL_INVALID_ARGUMENT,
+                  "'" + request->signature().name +
+                      "' is already in flight on this rank; wait for its result first, or use another name");
+  }
   Sequence& sequence = sequences_[number];
   request->place = ++sequence.num_pushed;
   ++sequence.num_in_flight;
-  if (sequence.waiting.empty() && enqueue(&request).ok()) return Status();
+  if (sequence.waiting.empty() && enqueue(&request)) return Status();
   sequence.waiting.push_back(std::move(request));
   return Status();
 }
 
-// Fails if the name is in flight: then *request stays as it is.
-Status TensorQueue::enqueue(std::unique_ptr<PendingRequest>* request) {
+bool TensorQueue::enqueue(std::unique_ptr<PendingRequest>* request) {
   const std::shared_ptr<NamedTensor> tensor = look_up((*request)->operation.get());
-  if (tensor->in_flight.load()) {
-    return Status(HVL_INVALID_ARGUMENT,
-                  "'" + (*request)->signature().name +
-                      "' is already in flight on this rank; wait for its result first, or use another name");
-  }
+  if (tensor->in_flight.load()) return false;
   requests_.emplace_back();  // first, since it may throw
   tensor->in_flight.store(true);
   tensor->handle = (*request)->handle;
@@ -47,7 +47,7 @@ Status TensorQueue::enqueue(std::unique_ptr<PendingRequest>* request) {
   queued_bytes_.fetch_add((*request)->operation->total_bytes);
   requests_.back() = std::move(*request);
   queued_->fetch_add(1);
-  return Status();
+  return true;
 }
 
 int64_t TensorQueue::handle_in_flight(Operation* operation) {
@@ -90,11 +90,10 @@ void TensorQueue::check_order(Sequence* sequence, const PendingRequest& request,
 
 void TensorQueue::enqueue_waiting(Sequence* sequence) {
   while (!sequence->waiting.empty()) {
-    PendingRequest& next = *sequence->waiting.front();
-    if (look_up(next.operation.get())->in_flight.load()) break;
-    next.enqueued_at = now_ns();
+    std::unique_ptr<PendingRequest>& first = sequence->waiting.front();
+    first->enqueued_at = now_ns();
+    if (!enqueue(&first)) break;
     has_waited_.store(true);
-    enqueue(&sequence->waiting.front());
     sequence->waiting.pop_front();
   }
 }

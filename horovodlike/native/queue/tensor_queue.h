@@ -53,7 +53,8 @@ class TensorQueue {
   };
 
   // All of these need mutex_.
-  Status enqueue(std::unique_ptr<PendingRequest>* request);
+  // Returns false if the request's name is in flight: then *request stays as it is.
+  bool enqueue(std::unique_ptr<PendingRequest>* request);
   std::shared_ptr<NamedTensor> look_up(Operation* operation);
   void check_order(Sequence* sequence, const PendingRequest& request, Status* status);
   void enqueue_waiting(Sequence* sequence);

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-NAME = "hvd"
-
 
 def register() -> None:
-    """Register the backend. PyTorch calls this as an entry point; a second call changes nothing."""
+    """Register the backend, if it is not registered yet. PyTorch calls this as an entry point."""
     try:
         from torch.distributed import Backend
 
-        Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        if "hvd" not in Backend.backend_list:
+            Backend.register_backend("hvd", _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception:  # an error would make `import torch` fail, also for programs that do not use the backend
-        logging.getLogger(__name__).debug("the backend %s could not be registered", NAME, exc_info=True)
+        logging.getLogger(__name__).debug("the backend hvd could not be registered", exc_info=True)
 
 
 def _create(options: Any, backend_options: object) -> dist.ProcessGroup:

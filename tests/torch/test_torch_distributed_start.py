@@ -76,16 +76,17 @@ def test_ranks_of_several_hosts(tmp_path):
 
 
 TWICE = """
-import torch, torch.distributed as dist
-for count in range(2):
-    dist.init_process_group("hvd")
+import os, sys, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+for meeting in sys.argv[1:]:
+    dist.init_process_group("hvd", init_method=meeting, rank=rank, world_size=2)
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2, 2]
     dist.destroy_process_group()
 import horovodlike.torch as hvd
 hvd.init()
-assert (hvd.rank(), hvd.size()) == (int(__import__("os").environ["RANK"]), 2)
+assert (hvd.rank(), hvd.size()) == (rank, 2)
 print("trained")
 """
 
@@ -94,11 +95,11 @@ def test_under_torchrun_and_under_hvdrun(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TWICE)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}
-    for words in (
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-        [str(Path(sys.executable).parent / "hvdrun"), "-np", "2", sys.executable],
-    ):
-        done = subprocess.run([*words, str(script)], env=environ, capture_output=True, text=True, timeout=120)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    hvdrun = [str(Path(sys.executable).parent / "hvdrun"), "-np", "2", sys.executable, str(script)]
+    # The store of `env://` is torchrun's, but with hvdrun rank 0's: a quick rank would meet the store that ends.
+    for words in ([*torchrun, "env://", "env://"], [*hvdrun, "env://", f"file://{tmp_path / 'store'}"]):
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout.count("trained")) == (0, 2), done.stderr
 
 
@@ -233,8 +234,25 @@ def test_the_entry_point_never_raises(monkeypatch):
     import horovodlike_torch_backend
     import torch.distributed as dist
 
+    monkeypatch.setattr(dist.Backend, "backend_list", [])
     monkeypatch.setattr(dist.Backend, "register_backend", lambda *_, **__: 1 / 0)
     horovodlike_torch_backend.register()
     program = "import sys, torch; print([name for name in sys.modules if name.startswith('horovodlike')])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "['horovodlike_torch_backend']"
+
+
+def test_an_import_registers_the_backend_where_pytorch_reads_no_entry_points():
+    program = """
+from torch.distributed import Backend
+print("hvd" in Backend.backend_list)
+import horovodlike.torch.distributed
+print("hvd" in Backend.backend_list)
+import horovodlike_torch_backend
+horovodlike_torch_backend.register()
+print(Backend.backend_list.count("hvd"))
+"""
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["False", "True", "1"]

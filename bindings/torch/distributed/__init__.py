@@ -2,7 +2,7 @@
 
     torch.distributed.init_process_group("hvd")
 
-PyTorch finds the backend without an import of this module, by an entry point. The parts:
+PyTorch from 2.5 on finds the backend without an import of this module, by an entry point. The parts:
 
 * :mod:`horovodlike.torch.distributed.backend`: the creation of groups, and the ownership of the engine
 * :mod:`horovodlike.torch.distributed.process_group`: the operations
@@ -11,6 +11,7 @@ PyTorch finds the backend without an import of this module, by an entry point. T
 from __future__ import annotations
 
 import torch
+from torch.distributed import Backend
 
 
 def check_version(version: str) -> None:
@@ -26,11 +27,10 @@ def check_version(version: str) -> None:
 
 check_version(torch.__version__)
 
-from horovodlike_torch_backend import register  # type: ignore[import-untyped]  # noqa: E402
-
 from horovodlike.torch.distributed.backend import create  # noqa: E402  # after the check
 from horovodlike.torch.distributed.process_group import HvdProcessGroup  # noqa: E402
 
 __all__ = ["HvdProcessGroup", "create"]
 
-register()
+if "hvd" not in Backend.backend_list:
+    Backend.register_backend("hvd", create, extended_api=True, devices=["cpu", "cuda"])

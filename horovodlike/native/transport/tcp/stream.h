@@ -25,7 +25,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // The memory is borrowed until that position has been moved.
+  // Queue memory, which is borrowed until all of it has been moved. Return the position of its end in that direction.
   uint64_t send(const void* data, uint64_t num_bytes) { return sent_.add(const_cast<void*>(data), num_bytes); }
   uint64_t receive(void* data, uint64_t num_bytes) { return received_.add(data, num_bytes); }
   bool has_sent(uint64_t end) const { return sent_.moved() >= end; }

@@ -294,7 +294,8 @@ def read_file(path: str) -> Any:
             content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an invalid date, too long a number, too deep
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: an invalid date, or a number with too many digits. RecursionError: too deeply nested.
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
     if isinstance(root, yaml.MappingNode):
         _refuse_repetitions(root, path)

@@ -124,7 +124,7 @@ def wait(handle: int) -> list[Output]:
     count = ffi.new("int32_t *")
     try:
         status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, outputs, count)
-    finally:  # the engine has handed them over, even if a signal handler has raised
+    finally:  # take over the outputs, and so free them, also if a signal handler raises after hvl_wait()
         array = ffi.gc(outputs[0], lib.hvl_free) if count[0] else ()
         adopted = [_adopt(array[index]) for index in range(count[0])]
     check(status)

@@ -231,7 +231,7 @@ def give_up(handle: int, memory: object) -> None:
     """Give up a request whose wait was ended by a signal handler, as by Ctrl-C, if its caller has no handle.
 
     The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
-    same name waits until then.
+    same name waits until then, but that of a :class:`RequestList`, which is refused.
 
     Args:
         handle: The handle of the request, which may be complete by now.
@@ -517,14 +517,17 @@ class RequestList:
         self._natives = ffi.new("hvl_prepared *[]", [request._native for request in requests])
 
     def enqueue_inplace(self, addresses: Sequence[int], handles: list[int]) -> None:
-        """Do what :meth:`Request.enqueue_inplace` does for each of the requests, in their order.
+        """Enqueue the requests in their order, each with its tensor as input and output.
+
+        Unlike :meth:`Request.enqueue_inplace`, do not wait for a request of the same name that was given up.
 
         Args:
             addresses: The address of the tensor of each request.
             handles: Their handles are appended, also those of the requests before one that is refused.
 
         Raises:
-            ValueError: A name is in flight, or a request does not fit the job. Those after it are not enqueued.
+            ValueError: The number of addresses is wrong, a name is in flight, or a request does not fit the job. The
+                refused request and those after it are not enqueued.
             HorovodInternalError: The job is broken or shut down.
         """
         count = self._check_count(addresses)

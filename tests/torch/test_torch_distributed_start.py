@@ -242,17 +242,20 @@ def test_the_entry_point_never_raises(monkeypatch):
     assert said.strip() == "['horovodlike_torch_backend']"
 
 
-def test_an_import_registers_the_backend_where_pytorch_reads_no_entry_points():
-    program = """
+def test_the_backend_is_registered_once_where_autoload_is_off():
+    ways = ("import horovodlike.torch.distributed", "import horovodlike_torch_backend as it; it.register()")
+    registered = set()
+    for first, second in (ways, ways[::-1]):
+        program = f"""
 from torch.distributed import Backend
-print("hvd" in Backend.backend_list)
-import horovodlike.torch.distributed
-print("hvd" in Backend.backend_list)
-import horovodlike_torch_backend
-horovodlike_torch_backend.register()
-print(Backend.backend_list.count("hvd"))
+assert "hvd" not in Backend.backend_list
+{first}
+plugin = Backend._plugins["HVD"]
+{second}
+assert Backend._plugins["HVD"] is plugin
+print(plugin.extended_api, Backend.backend_capability["hvd"])
 """
-    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == ["False", "True", "1"]
+        environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        command = [sys.executable, "-c", program]
+        registered.add(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert registered == {"True ['cpu', 'cuda']\n"}

@@ -17,7 +17,7 @@ def disable_compile(*functions: Callable[..., Any]) -> None:
     for function in functions:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a mark
         function._torchdynamo_disable_msg = "a collective"  # type: ignore[attr-defined]  # a mark
-        # Some releases of torch lack this function. Without it the call works, too, but parts of it get compiled.
+        # Some releases of torch lack set_code_exec_strategy. The call works without it, but parts of it get compiled.
         with contextlib.suppress(ImportError):
             from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 

@@ -33,7 +33,12 @@ class GradientMask:
         self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)
 
     def announce(self, absent: Iterable[int], sparse_dims: dict[int, int]) -> None:
-        """Start to reduce the mask, with the indices of gradients that this rank lacks, and of sparse ones."""
+        """Set the bytes of this step's mask, and start to reduce it.
+
+        Args:
+            absent: The indices of the gradients that this rank lacks.
+            sparse_dims: The number of sparse dimensions of each sparse gradient, by its index.
+        """
         if not self._is_full:
             self.bytes.fill_(1)
         self._is_full = True

@@ -33,7 +33,7 @@ class TreeLeader : public ControlPlane {
   void close_in_child() override;
 
  protected:
-  // A message for the coordinator, with the ranks that it names. `came`: its time of arrival, by this host's clock.
+  // Accepts a message made on behalf of the ranks that it names. `came`: its time of arrival, by this host's clock.
   virtual Status accept(const Message& message, uint64_t came) = 0;
   // Acts on all accepted messages.
   virtual Status decide() = 0;

@@ -89,10 +89,8 @@ void TensorQueue::check_order(Sequence* sequence, const PendingRequest& request,
 }
 
 void TensorQueue::enqueue_waiting(Sequence* sequence) {
-  while (!sequence->waiting.empty()) {
-    std::unique_ptr<PendingRequest>& first = sequence->waiting.front();
-    first->enqueued_at = now_ns();
-    if (!enqueue(&first)) break;
+  while (!sequence->waiting.empty() && enqueue(&sequence->waiting.front())) {
+    requests_.back()->enqueued_at = now_ns();
     has_waited_.store(true);
     sequence->waiting.pop_front();
   }

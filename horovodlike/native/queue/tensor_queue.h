@@ -54,7 +54,7 @@ class TensorQueue {
 
   // All of these need mutex_.
   // Returns false if the request's name is in flight: then *request stays as it is.
-  bool enqueue(std::unique_ptr<PendingRequest>* request);
+  [[nodiscard]] bool enqueue(std::unique_ptr<PendingRequest>* request);
   std::shared_ptr<NamedTensor> look_up(Operation* operation);
   void check_order(Sequence* sequence, const PendingRequest& request, Status* status);
   void enqueue_waiting(Sequence* sequence);

@@ -85,7 +85,7 @@ def test_lost_packets(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> 
     hosts = fresh_cluster(2, ssh=True)
     hosts.shape(hosts.hosts[1], loss=0.05)
     job = Job(hosts, tmp_path, [1, 1], "check", 100_000, 8, HOROVODLIKE_NETWORK_TIMEOUT="5")
-    assert job.finish(20.0) == 0, job.err
+    assert job.finish(14.0) == 0, job.err
     assert [len(job.events(rank, "right")) for rank in range(2)] == [1, 1]
     assert job.events(0, "right")[0]["rounds"] > 1
     job.check_gone()

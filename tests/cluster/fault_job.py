@@ -23,11 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.collectives import allreduce, enqueue  # noqa: E402
 
 from cluster.namespaces import wait_until  # noqa: E402
-from horovodlike import basics, testing
-from horovodlike._engine import (
-    metrics,  # noqa: E402
-    ops,
-)
+from horovodlike import basics, testing  # noqa: E402
+from horovodlike._engine import metrics, ops  # noqa: E402
 from horovodlike._engine.ops import Kind  # noqa: E402
 
 

@@ -59,6 +59,30 @@ def test_a_pulled_cable(
 
 @pytest.mark.slow
 @pytest.mark.cluster("loss")
+def test_one_end_of_a_chain_notices_first(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """The last host loses the one between a second before the first host does, which hears from it directly."""
+    network_timeout = 3
+    hosts = fresh_cluster(3, ssh=True)
+    _, between, last = hosts.hosts
+    settings = {"HOROVODLIKE_FAN_OUT": "1", "HOROVODLIKE_NETWORK_TIMEOUT": str(network_timeout)}
+    job = Job(hosts, tmp_path, [2, 1, 1], "reduce", BIG, **settings)
+    job.wait_for("reduced")
+    hosts.part(between, last)
+    since = time.monotonic()
+    time.sleep(network_timeout / 2)
+    hosts.link_down(between)
+    assert job.finish(1.5 * network_timeout + SETTLE_S + GRACE_S) == 1
+    for rank in (0, 1, 3):
+        failure = job.failure(rank)
+        assert "rank 2 on host h1" in failure.error and failure.named == {2}, failure
+        assert failure.at - since < network_timeout + NOTICE_S
+    job.check_gone([host for host in hosts.machines if host is not between])
+    hosts.link_up(between)
+    job.check_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster("loss")
 def test_two_hosts_that_do_not_reach_each_other(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """Only these two can notice: there is no control connection between them."""
     network_timeout = 1.0

@@ -36,13 +36,16 @@ Status Shutdown::receive_last_messages() {
 void Shutdown::break_job(Status status) {
   hear_why(&status);
   context_.memory->break_job(status.message());  // unless it is broken already
-  context_.control->tell_broken(context_.memory->broken_text());
-  end(Status(HVL_JOB_BROKEN, context_.memory->broken_text()));
+  const std::string why = context_.memory->broken_text();
+  context_.control->tell_broken(why);
+  // Directly, too: the way between hosts in the tree may lead through the one that is lost.
+  if (context_.options.local_rank == 0) context_.messenger.tell_broken(why);
+  end(Status(HVL_JOB_BROKEN, why));
 }
 
 // If a collective has failed because a connection was lost, waits for a report of the cause: most often the rank at the
 // other end of the connection has itself lost a third rank before, and reports which one. The report comes through the
-// leader of this host. If the leader is the rank that is lost, the end of its process shows that.
+// leader of this host, or as a message. If the leader is the rank that is lost, the end of its process shows that.
 void Shutdown::hear_why(Status* status) {
   if (!executor_.has_failed() || context_.poller == nullptr) return;
   HostMemory& memory = *context_.memory;
@@ -50,6 +53,9 @@ void Shutdown::hear_why(Status* status) {
   while (!memory.is_broken() && now_ns() < deadline) {
     context_.check_other_hosts();
     context_.waiter.check_peers();
+    bool progressed = false;
+    const Status heard = context_.messenger.progress(&progressed);
+    if (!heard.ok()) memory.break_job(heard.message());
     context_.waiter.sleep_unless(kWakeAlways, [&] { return memory.is_broken(); }, kMillisecond);
   }
   if (memory.is_broken()) *status = Status(HVL_JOB_BROKEN, memory.broken_text());

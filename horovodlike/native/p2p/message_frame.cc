@@ -33,16 +33,14 @@ Sha256::Digest mac_of_header(Hmac* mac, uint64_t number, const char* bytes) {
 }
 
 const char* flaw_of(const WireHeader& wire) {
-  constexpr auto kLast = static_cast<uint8_t>(MessageFrame::Kind::kEnd);
+  constexpr auto kLast = static_cast<uint8_t>(MessageFrame::Kind::kBroken);
   if (wire.kind == 0 || wire.kind > kLast) return "has an unknown kind";
   if (wire.dtype >= kNumDataTypes) return "has an unknown dtype";
   if (std::any_of(std::begin(wire.zeros), std::end(wire.zeros), [](uint8_t byte) { return byte != 0; })) {
     return "is of another version";
   }
-  const auto kind = static_cast<MessageFrame::Kind>(wire.kind);
-  const uint64_t most = kind == MessageFrame::Kind::kEager ? kEagerBytes : kFragmentBytes;
-  const bool has_payload = kind == MessageFrame::Kind::kEager || kind == MessageFrame::Kind::kData;
-  return has_payload && wire.num_bytes > most ? "has too long a payload" : nullptr;
+  const uint64_t limit = MessageFrame::payload_limit(static_cast<MessageFrame::Kind>(wire.kind));
+  return limit > 0 && wire.num_bytes > limit ? "has too long a payload" : nullptr;
 }
 
 }  // namespace

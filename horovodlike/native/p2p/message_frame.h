@@ -1,5 +1,5 @@
 // The headers of messages between two ranks. A stream of bytes between them is a sequence of frames. Each frame is a
-// header, followed by a payload in two of the kinds:
+// header, followed by a payload in three of the kinds:
 //
 //   kind (1), dtype (1), zeros (6), context (8), tag (8), number of bytes (8), id (8), offset (8), MAC (16)
 //
@@ -30,18 +30,24 @@ struct MessageFrame {
     kDone = 5,      // the message of an id is not needed any more: it was copied, is empty, or does not fit the receive
     kRemoved = 6,   // the message of an id was for a process set that has been removed
     kCredit = 7,    // gives `num_bytes` of credit back, for received eager messages
-    kEnd = 8        // the sender leaves the job, and nothing follows
+    kEnd = 8,       // the sender leaves the job, and nothing follows
+    kBroken = 9     // the job is broken on the sender; the payload is the reason
   };
 
   Kind kind = Kind::kEager;
   DataType dtype = HVL_UINT8;
   uint64_t context = 0;
   int64_t tag = 0;
-  uint64_t num_bytes = 0;  // of the message; kData: of the payload; kCredit: the credit
+  uint64_t num_bytes = 0;  // of the message; kData, kBroken: of the payload; kCredit: the credit
   uint64_t id = 0;
   uint64_t offset = 0;  // kAnnounce: the address in the sender's memory, if the receiver may copy from there
 
-  uint64_t payload_bytes() const { return kind == Kind::kEager || kind == Kind::kData ? num_bytes : 0; }
+  // The most that a payload of this kind may have.
+  static constexpr uint64_t payload_limit(Kind kind) {
+    if (kind == Kind::kData) return kFragmentBytes;
+    return kind == Kind::kEager || kind == Kind::kBroken ? kEagerBytes : 0;
+  }
+  uint64_t payload_bytes() const { return payload_limit(kind) > 0 ? num_bytes : 0; }
   MessageHeader header_from(int source) const { return {source, context, tag, dtype, num_bytes}; }
 };
 

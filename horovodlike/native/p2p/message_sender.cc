@@ -49,6 +49,15 @@ void MessageSender::send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t nu
   frames_.push_back(std::move(outgoing));
 }
 
+void MessageSender::send_broken(const std::string& why) {
+  if (last_frame_ == End::kSent) return;
+  Outgoing outgoing;
+  outgoing.frame.kind = MessageFrame::Kind::kBroken;
+  outgoing.frame.num_bytes = std::min<uint64_t>(why.size(), kEagerBytes);
+  outgoing.payload = why.data();
+  frames_.push_front(std::move(outgoing));
+}
+
 bool MessageSender::begin_message(uint64_t id) {
   const auto found = announced_.find(id);
   if (found == announced_.end() || found->second->header.num_bytes == 0) return false;

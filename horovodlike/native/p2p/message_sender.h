@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -48,6 +49,8 @@ class MessageSender {
   void finish();
   // Sends a frame without payload.
   void send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes = 0);
+  // Sends kBroken. `why` is borrowed until progress() has sent it.
+  void send_broken(const std::string& why);
   // Called when the receiver asks for the message of an id; false: there is none.
   bool begin_message(uint64_t id);
   // Called when the receiver needs no data of a message: ends its request with `status`; false: there is none.

@@ -271,6 +271,14 @@ void Messenger::finish() {
   }
 }
 
+void Messenger::tell_broken(const std::string& why) {
+  for (const auto& link : links_) {
+    const bool is_remote =
+        link != nullptr && !std::binary_search(options_.local_ranks.begin(), options_.local_ranks.end(), link->rank());
+    if (is_remote) link->tell_broken(why);
+  }
+}
+
 bool Messenger::is_finished() const {
   return remote_links_ == nullptr || std::all_of(links_.begin(), links_.end(), [](const auto& link) {
            return link == nullptr || link->is_finished();

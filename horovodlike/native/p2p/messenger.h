@@ -70,6 +70,8 @@ class Messenger final : private MessageEvents {
 
   // The log has ended, at the same record on all ranks. In a job of several hosts, tells them that nothing follows.
   void finish();
+  // Called when the job is broken, before end(): sends the reason to the ranks of other hosts.
+  void tell_broken(const std::string& why);
   // True if all messages that the others sent before have arrived, so that end() loses none.
   bool is_finished() const;
   // Called when the job has ended: all requests complete with this error, and so do later ones. But if the job was shut

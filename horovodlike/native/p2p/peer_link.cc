@@ -57,6 +57,13 @@ void PeerLink::finish() {
   sender_.finish();
 }
 
+void PeerLink::tell_broken(const std::string& why) {
+  if (is_lost_) return;
+  sender_.send_broken(why);
+  bool progressed = false;
+  progress(&progressed);  // an error would not change that the job is broken
+}
+
 Status PeerLink::progress(bool* progressed) {
   Status status;
   bool moved = true;
@@ -81,6 +88,9 @@ Status PeerLink::take() {
     if (!status.ok()) return status;
     return has_ended_ ? wrong("a frame behind its last one") : begin_frame();
   }
+  if (frame_.kind == MessageFrame::Kind::kBroken) {
+    return Status(HVL_JOB_BROKEN, std::string(eager_.get(), frame_.num_bytes));
+  }
   end_payload();
   await_header();
   return Status();
@@ -90,7 +100,8 @@ Status PeerLink::begin_frame() {
   using Kind = MessageFrame::Kind;
   Status status;
   switch (frame_.kind) {
-    case Kind::kEager: await_payload(eager_.get()); return status;
+    case Kind::kEager:
+    case Kind::kBroken: await_payload(eager_.get()); return status;
     case Kind::kData: {
       char* memory = receiver_.memory_for(frame_);
       if (memory == nullptr) return wrong("a fragment of a message that was not asked for, or not the next one");

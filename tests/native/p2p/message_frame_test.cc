@@ -88,7 +88,7 @@ TEST(a_header_without_meaning_is_refused) {
     const char* flaw;
   };
   for (const Case& each :
-       {Case{0, 0, "unknown kind"}, Case{0, 9, "unknown kind"}, Case{0, 127, "unknown kind"},
+       {Case{0, 0, "unknown kind"}, Case{0, 10, "unknown kind"}, Case{0, 127, "unknown kind"},
         Case{1, 13, "unknown dtype"}, Case{2, 1, "another version"}, Case{7, 1, "another version"}}) {
     FrameCoder coder(nullptr, "rank 0");
     Header header = encoded(&coder, announcement());
@@ -114,6 +114,9 @@ TEST(a_payload_has_a_limit) {
   CHECK(is_read(MessageFrame::Kind::kData, kFragmentBytes));
   CHECK(!is_read(MessageFrame::Kind::kData, kFragmentBytes + 1));
   CHECK(!is_read(MessageFrame::Kind::kData, UINT64_MAX));
+  CHECK(is_read(MessageFrame::Kind::kBroken, kEagerBytes));
+  CHECK_EQ(read.payload_bytes(), kEagerBytes);
+  CHECK(!is_read(MessageFrame::Kind::kBroken, kEagerBytes + 1));
   CHECK(is_read(MessageFrame::Kind::kAnnounce, UINT64_MAX));
 }
 

@@ -331,6 +331,28 @@ TEST(the_last_frame_comes_behind_what_is_under_way_and_nothing_behind_it) {
   });
 }
 
+TEST(a_rank_tells_its_peer_before_other_messages_why_the_job_is_broken) {
+  for (size_t length : {size_t{0}, size_t{40}, size_t{20000}}) {
+    on_each_stream([&](Pair& pair) {
+      std::vector<char> small(4);
+      pair.send(0, &small, 1);
+      const std::string why(length, 'w');
+      pair.ranks[0].link->tell_broken(why);
+      Status status;
+      bool progressed = false;
+      const uint64_t deadline = now_ns() + kSoon;
+      while (status.ok() && now_ns() < deadline) {
+        CHECK(pair.ranks[0].link->progress(&progressed).ok());
+        status = pair.ranks[1].link->progress(&progressed);
+      }
+      CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+      CHECK(!pair.ranks[1].link->is_lost());
+      CHECK_EQ(status.message(), why.substr(0, kEagerBytes));
+      CHECK(pair.ranks[1].arrived.empty());
+    });
+  }
+}
+
 TEST(a_frame_behind_the_last_one_breaks_the_job) {
   Pair pair;
   pair.memory = HostMemory::anonymous(HostShape{2, 4096, 4});

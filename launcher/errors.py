@@ -31,12 +31,12 @@ class RankFailedError(RuntimeError):
 
 
 def counted(number: int, noun: str) -> str:
-    """Write ``1 rank``, ``2 ranks``."""
+    """Return a number with its noun: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def listed(noun: str, numbers: Sequence[int]) -> str:
-    """Write ``rank 1``, ``ranks 1, 2``."""
+    """Return a noun with its numbers: ``rank 1``, ``ranks 1, 2``."""
     return f"{noun}{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 

@@ -44,7 +44,7 @@ def _missing_gradients() -> None:
         optimizer.zero_grad()
         optimizer.step()  # no gradient at all
         assert all(p.grad is None for p in (here, there, nowhere, everywhere))
-    # With Min a rank without a gradient takes no part, instead of holding it at zero.
+    # With Min, a rank without a gradient takes no part: its zeros would be the minimum.
     parameter, other = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter, other], lr=1.0), op=hvd.Min)
     (parameter * 5 + other if hvd.rank() == 0 else other).sum().backward()

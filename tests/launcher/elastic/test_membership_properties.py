@@ -35,7 +35,7 @@ class World:
 
     def __init__(self, play: Play) -> None:
         self.play = play
-        self.doing: dict[int, str] = {}  # starting, waiting, working, called (back), dying, hanging (for ever)
+        self.doing: dict[int, str] = {}  # by worker: starting, waiting, working, called, dying, hanging
         self.commits = 0
         self.stopped: set[int] = set()
         self.host: dict[int, str] = {}

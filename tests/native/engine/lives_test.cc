@@ -131,7 +131,7 @@ void break_a_job(int victim, std::chrono::microseconds delay) {
   close(told[1]);
 }
 
-// On the heap.
+// Returns the bytes of the heap that are in use.
 size_t allocated_bytes() {
 #if __GLIBC_PREREQ(2, 33)
   return mallinfo2().uordblks;

@@ -16,7 +16,8 @@ class RankFailedError(RuntimeError):
 
     Attributes:
         rank: The rank, or -1 if the job failed as a whole.
-        exit_code: Its exit code; 128 plus the number of the signal that killed it.
+        exit_code: The exit code of the rank, or of the job if ``rank`` is -1; 128 plus the number of the signal that
+            killed it.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
@@ -41,7 +42,7 @@ def listed(noun: str, numbers: Sequence[int]) -> str:
 
 
 def given(name: str, value: object) -> str:
-    """Write a name and its value: ``-np 2`` for a flag, ``np=2`` for other names."""
+    """Return a name with its value: ``-np 2`` for a flag, ``np=2`` for other names."""
     return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
 
 

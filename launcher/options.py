@@ -1,4 +1,4 @@
-"""The options of ``hvdrun``: one table, which the command line, the configuration file and ``horovodlike.run`` read."""
+"""The options of ``hvdrun``, in one table: of the command line, the configuration file and ``horovodlike.run``."""
 
 import argparse
 import operator

@@ -94,7 +94,11 @@ class Reduction:
 
 
 class Backend(Protocol):
-    """The interface of each module in `MODULES`. A gradient is a tensor of the backend, or None."""
+    """The interface of each module in `MODULES`.
+
+    A gradient is a tensor of the backend, or, with TensorFlow, `tf.IndexedSlices`. For `reduce` it may also be None:
+    this rank has no gradient.
+    """
 
     Compression: Any
 

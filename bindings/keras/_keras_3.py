@@ -183,7 +183,7 @@ def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras
 
 
 def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
-    """Restore a distributed optimizer from a copy or a pickle: make the plain one, and wrap it."""
+    """Return a distributed optimizer, for ``copy`` and ``pickle``: make the plain one, and wrap it."""
     return wrapped(make(*arguments), options, local)
 
 

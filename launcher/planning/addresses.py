@@ -51,7 +51,8 @@ def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]
 
     Args:
         host: The other host.
-        seen_from: The addresses of this host and of the other one, as the other host sees the ssh connection; or None.
+        seen_from: The addresses of this host and of the other one, as the other host sees the ssh connection; None if
+            there is no such connection.
     """
     found: list[str | None] = []
     if seen_from is not None:

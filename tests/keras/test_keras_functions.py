@@ -325,6 +325,6 @@ def test_the_module_under_horovods_name(keras_ranks):
 
 @pytest.mark.thorough
 def test_horovods_name_is_for_tensorflow():
-    # Keras first: it imports Triton, where PyTorch has that, which crashes after TensorFlow.
+    # Import Keras before TensorFlow: with PyTorch it may import Triton, which crashes after TensorFlow.
     done = _python("torch", "-c", "import keras, horovodlike.tensorflow.keras")
     assert "ImportError" in done.stderr and "KERAS_BACKEND=tensorflow" in done.stderr

@@ -27,7 +27,7 @@ struct Team {
   size_t size() const { return ranks.size(); }
   bool is_member() const { return mine < ranks.size(); }
   bool contains(int rank) const { return std::binary_search(ranks.begin(), ranks.end(), rank); }
-  // The place of a member.
+  // The index in `ranks` of a member.
   int place_of(int rank) const {
     return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
   }

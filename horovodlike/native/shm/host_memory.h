@@ -27,7 +27,7 @@ constexpr size_t kLogRingBytes = 256 << 10;
 constexpr size_t kRequestRingBytes = 64 << 10;
 
 struct alignas(kCacheLine) HostHeader {
-  char token[kCacheLine];  // by which the processes recognise the segment before hvl_init
+  char token[kCacheLine];  // Python recognises the segment by it before hvl_init
 
   // The job is broken: 0 no, 1 the text is being written, 2 the text is complete. The first rank to break it writes.
   alignas(kCacheLine) std::atomic<uint32_t> broken;

@@ -35,7 +35,9 @@ class World:
 
     def __init__(self, play: Play) -> None:
         self.play = play
-        self.doing: dict[int, str] = {}  # by worker: starting, waiting, working, called, dying, hanging
+        # By worker: starting, waiting, working, called (it waits from its next step on), dying (it exits there), or
+        # hanging (it was to exit, and never does).
+        self.doing: dict[int, str] = {}
         self.commits = 0
         self.stopped: set[int] = set()
         self.host: dict[int, str] = {}

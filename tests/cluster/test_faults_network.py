@@ -60,7 +60,7 @@ def test_a_pulled_cable(
 @pytest.mark.slow
 @pytest.mark.cluster("loss")
 def test_one_end_of_a_chain_notices_first(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """The last host loses the one between a second before the first host does, which hears from it directly."""
+    """The last host loses the one between before the first host does, which hears from it directly."""
     network_timeout = 3
     hosts = fresh_cluster(3, ssh=True)
     _, between, last = hosts.hosts

@@ -152,12 +152,7 @@ void ProgressLoop::progress_messages() {
   if (!lock.owns_lock()) return context_.notify_news();                  // the lock's holder may be about to sleep
   doorbell().disarm();
   bool progressed = false;
-  Status status;
-  try {
-    status = context_.messenger.progress(&progressed);
-  } catch (const std::exception& error) {
-    status = Status(HVL_JOB_BROKEN, error.what());
-  }
+  const Status status = context_.messenger.progress(&progressed);
   context_.handles->wake_waiters();
   if (!status.ok()) context_.memory->break_job(status.message());  // the engine's thread then ends the job
   give_back(std::move(lock));

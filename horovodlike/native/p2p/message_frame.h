@@ -19,7 +19,7 @@
 namespace hvl {
 
 constexpr size_t kEagerBytes = size_t{8} << 10;      // of the largest message that is sent eagerly
-constexpr size_t kFragmentBytes = size_t{64} << 10;  // of the largest payload of a kData frame
+constexpr size_t kFragmentBytes = size_t{64} << 10;  // of the largest payload of another frame
 
 struct MessageFrame {
   enum class Kind : uint8_t {
@@ -44,8 +44,8 @@ struct MessageFrame {
 
   // The most that a payload of this kind may have.
   static constexpr uint64_t payload_limit(Kind kind) {
-    if (kind == Kind::kData) return kFragmentBytes;
-    return kind == Kind::kEager || kind == Kind::kBroken ? kEagerBytes : 0;
+    if (kind == Kind::kEager) return kEagerBytes;
+    return kind == Kind::kData || kind == Kind::kBroken ? kFragmentBytes : 0;
   }
   uint64_t payload_bytes() const { return payload_limit(kind) > 0 ? num_bytes : 0; }
   MessageHeader header_from(int source) const { return {source, context, tag, dtype, num_bytes}; }

@@ -53,7 +53,7 @@ void MessageSender::send_broken(const std::string& why) {
   if (last_frame_ == End::kSent) return;
   Outgoing outgoing;
   outgoing.frame.kind = MessageFrame::Kind::kBroken;
-  outgoing.frame.num_bytes = std::min<uint64_t>(why.size(), kEagerBytes);
+  outgoing.frame.num_bytes = std::min<uint64_t>(why.size(), kFragmentBytes);
   outgoing.payload = why.data();
   frames_.push_front(std::move(outgoing));
 }

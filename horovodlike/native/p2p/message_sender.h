@@ -49,7 +49,7 @@ class MessageSender {
   void finish();
   // Sends a frame without payload.
   void send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes = 0);
-  // Sends kBroken. `why` is borrowed until progress() has sent it.
+  // Sends kBroken as the next frame. `why` is borrowed until it is sent, or until take_all().
   void send_broken(const std::string& why);
   // Called when the receiver asks for the message of an id; false: there is none.
   bool begin_message(uint64_t id);

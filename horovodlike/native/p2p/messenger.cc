@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -196,41 +197,28 @@ void Messenger::on_end(const MessageRequest& request, Status status, const Messa
                              {message.source, static_cast<int64_t>(message.num_bytes)});
 }
 
-Status Messenger::progress_remote(PeerLink* link, bool* progressed) {
-  Status status = link->progress(progressed);
-  if (!link->is_lost()) {
-    remote_links_->update(*link);
-    return status;
-  }
-  *progressed = true;
-  remote_links_->remove(*link);
-  lost_.push_back(LostPeer{link, now_ns(), std::move(status)});
-  return Status();
-}
-
 Status Messenger::move(bool* progressed) {
-  if (!queue_.empty()) {
-    *progressed = true;
-    local_links_.set_active();
-    queue_.take(&new_requests_);
-    for (MessageRequestPtr& request : new_requests_) begin(std::move(request));
-    new_requests_.clear();
+  try {
+    if (!queue_.empty()) {
+      *progressed = true;
+      local_links_.set_active();
+      queue_.take(&new_requests_);
+      for (MessageRequestPtr& request : new_requests_) begin(std::move(request));
+      new_requests_.clear();
+    }
+    if (has_ended()) return Status();
+    const Status status = local_links_.can_progress() ? local_links_.progress(progressed) : Status();
+    return status.ok() && remote_links_ != nullptr ? remote_links_->progress(progressed) : status;
+  } catch (const std::exception& error) {
+    return Status(HVL_JOB_BROKEN, "the messages of rank " + std::to_string(options_.rank) + " failed: " + error.what());
   }
-  if (has_ended()) return Status();
-  const Status status = local_links_.can_progress() ? local_links_.progress(progressed) : Status();
-  if (!status.ok() || remote_links_ == nullptr) return status;
-  for (PeerLink* link : remote_links_->find_ready()) {
-    if (link->is_lost()) continue;
-    const Status status = progress_remote(link, progressed);
-    if (!status.ok()) return status;
-  }
-  return Status();
 }
 
 Status Messenger::check() {
-  if (has_ended()) return Status();
+  if (has_ended() || remote_links_ == nullptr) return Status();
   const uint64_t now = now_ns();
-  for (const LostPeer& lost : lost_) {  // most often the job has ended, or another rank reports why it is broken
+  for (const RemoteLinks::Lost& lost : remote_links_->lost()) {
+    // Most often the job has ended, or another rank reports why it is broken.
     const bool is_needed = lost.link->has_requests() || table_.awaits(lost.link->rank());
     if (is_needed && now - lost.since > kTimeToSayWhy) return lost.status;
   }
@@ -272,11 +260,7 @@ void Messenger::finish() {
 }
 
 void Messenger::tell_broken(const std::string& why) {
-  for (const auto& link : links_) {
-    const bool is_remote =
-        link != nullptr && !std::binary_search(options_.local_ranks.begin(), options_.local_ranks.end(), link->rank());
-    if (is_remote) link->tell_broken(why);
-  }
+  if (remote_links_ != nullptr) remote_links_->tell_broken(why);
 }
 
 bool Messenger::is_finished() const {

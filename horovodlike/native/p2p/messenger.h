@@ -52,8 +52,7 @@ class Messenger final : private MessageEvents {
   bool has_news() {
     if (!queue_.empty()) return true;
     if (has_ended()) return false;
-    return local_links_.can_progress() ||
-           (num_pending_ > 0 && remote_links_ != nullptr && !remote_links_->find_ready().empty());
+    return local_links_.can_progress() || (num_pending_ > 0 && remote_links_ != nullptr && remote_links_->find_ready());
   }
   // True if a message waits for room in shared memory.
   bool awaits_room() const { return local_links_.awaits_room(); }
@@ -70,7 +69,8 @@ class Messenger final : private MessageEvents {
 
   // The log has ended, at the same record on all ranks. In a job of several hosts, tells them that nothing follows.
   void finish();
-  // Called when the job is broken, before end(): sends the reason to the ranks of other hosts.
+  // Called when the job is broken, as the last call before end(), until which `why` is borrowed: sends the reason to
+  // the ranks of other hosts, as far as their streams take it at once.
   void tell_broken(const std::string& why);
   // True if all messages that the others sent before have arrived, so that end() loses none.
   bool is_finished() const;
@@ -83,12 +83,6 @@ class Messenger final : private MessageEvents {
   void close_in_child();
 
  private:
-  struct LostPeer {
-    PeerLink* link;
-    uint64_t since;
-    Status status;
-  };
-
   bool on_message(const MessageHeader& message, const char* payload) override;
   void on_announcement(const MessageHeader& message, const Announcement& announcement) override;
   void on_end(const MessageRequest& request, Status status, const MessageHeader& message) override;
@@ -99,7 +93,6 @@ class Messenger final : private MessageEvents {
   void send_to_self(MessageRequestPtr request);
   void deliver(Arrival arrival, MessageRequestPtr receive);
   Status move(bool* progressed);
-  Status progress_remote(PeerLink* link, bool* progressed);
 
   const MessengerOptions options_;
   MessageQueue queue_;
@@ -108,7 +101,6 @@ class Messenger final : private MessageEvents {
   std::vector<std::unique_ptr<PeerLink>> links_;  // by rank; null: this rank's
   LocalLinks local_links_;
   std::unique_ptr<RemoteLinks> remote_links_;  // null: there is one host
-  std::vector<LostPeer> lost_;
   MessageContexts contexts_;
   uint64_t credit_to_self_ = kMessageCredit;  // for small messages of this rank to itself; as in MessageSender
   size_t num_pending_ = 0;                    // requests that have begun and not ended

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -22,7 +23,7 @@ PeerLink::PeerLink(int rank, const std::string& peer, std::unique_ptr<PeerStream
       events_(*events),
       sender_(stream_.get(), &coder_, events),
       receiver_(stream_.get(), &sender_, events),
-      eager_(new char[kEagerBytes]) {
+      payload_(kEagerBytes) {
   await_header();
 }
 
@@ -60,8 +61,12 @@ void PeerLink::finish() {
 void PeerLink::tell_broken(const std::string& why) {
   if (is_lost_) return;
   sender_.send_broken(why);
-  bool progressed = false;
-  progress(&progressed);  // an error would not change that the job is broken
+  bool moved = true;
+  for (int round = 0; moved && round < kRounds; ++round) {
+    moved = false;
+    sender_.progress(&moved);
+    if (!stream_->progress(&moved).ok()) return;  // the peer will see itself that the connection is lost
+  }
 }
 
 Status PeerLink::progress(bool* progressed) {
@@ -89,7 +94,7 @@ Status PeerLink::take() {
     return has_ended_ ? wrong("a frame behind its last one") : begin_frame();
   }
   if (frame_.kind == MessageFrame::Kind::kBroken) {
-    return Status(HVL_JOB_BROKEN, std::string(eager_.get(), frame_.num_bytes));
+    return Status(HVL_JOB_BROKEN, std::string(payload_.data(), frame_.num_bytes));
   }
   end_payload();
   await_header();
@@ -100,8 +105,11 @@ Status PeerLink::begin_frame() {
   using Kind = MessageFrame::Kind;
   Status status;
   switch (frame_.kind) {
-    case Kind::kEager:
-    case Kind::kBroken: await_payload(eager_.get()); return status;
+    case Kind::kEager: await_payload(payload_.data()); return status;
+    case Kind::kBroken:
+      payload_.resize(std::max<size_t>(payload_.size(), frame_.num_bytes));
+      await_payload(payload_.data());
+      return status;
     case Kind::kData: {
       char* memory = receiver_.memory_for(frame_);
       if (memory == nullptr) return wrong("a fragment of a message that was not asked for, or not the next one");
@@ -127,7 +135,7 @@ Status PeerLink::begin_frame() {
 
 void PeerLink::end_payload() {
   if (frame_.kind == MessageFrame::Kind::kEager) {
-    if (events_.on_message(frame_.header_from(rank_), eager_.get())) give_credit(frame_.num_bytes);
+    if (events_.on_message(frame_.header_from(rank_), payload_.data())) give_credit(frame_.num_bytes);
   } else {
     receiver_.end_fragment(frame_);
   }

@@ -44,7 +44,8 @@ class PeerLink {
   bool is_lost() const { return is_lost_; }
   // Called when this rank leaves the job: finishes the copies under way, then sends kEnd and nothing else.
   void finish();
-  // Called when the job is broken, before take_all(): sends the reason, if that is possible without waiting.
+  // Called when the job is broken, as the last call before take_all(), until which `why` is borrowed: sends the reason,
+  // if the stream takes it at once.
   void tell_broken(const std::string& why);
   // True if this rank's last frame has been sent, and the peer's has come.
   bool is_finished() const { return is_lost_ || (has_ended_ && sender_.is_idle()); }
@@ -76,7 +77,7 @@ class PeerLink {
   bool awaits_payload_ = false;  // of this frame; else the header of the next one
   uint64_t end_ = 0;             // the end of the awaited bytes in the stream
   char header_[FrameCoder::kBytes];
-  std::unique_ptr<char[]> eager_;  // the payload of an eager message, or of kBroken
+  std::vector<char> payload_;  // of an eager message, or of kBroken
   uint64_t credit_to_give_ = 0;
 };
 

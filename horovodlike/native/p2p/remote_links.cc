@@ -8,6 +8,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -44,16 +47,13 @@ void RemoteLinks::add(PeerLink* link) {
   control(EPOLL_CTL_ADD, of(*link));
 }
 
-void RemoteLinks::remove(const PeerLink& link) { control(EPOLL_CTL_DEL, of(link)); }
-
-void RemoteLinks::update(const PeerLink& link) {
-  Watched& watched = of(link);
-  if (watched.sends == link.is_sending()) return;
-  watched.sends = link.is_sending();
-  control(EPOLL_CTL_MOD, watched);
+void RemoteLinks::tell_broken(const std::string& why) {
+  for (const Watched& watched : watched_) {
+    if (watched.link != nullptr) watched.link->tell_broken(why);
+  }
 }
 
-const std::vector<PeerLink*>& RemoteLinks::find_ready() {
+bool RemoteLinks::find_ready() {
   epoll_event events[kMostReady];
   const int count = epoll_wait(epoll_, events, kMostReady, 0);
   ready_.clear();
@@ -61,7 +61,27 @@ const std::vector<PeerLink*>& RemoteLinks::find_ready() {
   for (const Watched& watched : watched_) {
     if (watched.link != nullptr && watched.link->can_progress()) ready_.push_back(watched.link);
   }
-  return ready_;
+  return !ready_.empty();
+}
+
+Status RemoteLinks::progress(bool* progressed) {
+  find_ready();
+  for (PeerLink* link : ready_) {
+    if (link->is_lost()) continue;
+    Status status = link->progress(progressed);
+    Watched& watched = of(*link);
+    if (link->is_lost()) {
+      *progressed = true;
+      control(EPOLL_CTL_DEL, watched);
+      lost_.push_back(Lost{link, now_ns(), std::move(status)});
+    } else if (!status.ok()) {
+      return status;
+    } else if (watched.sends != link->is_sending()) {  // watches it for room only while it is sending
+      watched.sends = link->is_sending();
+      control(EPOLL_CTL_MOD, watched);
+    }
+  }
+  return Status();
 }
 
 }  // namespace hvl

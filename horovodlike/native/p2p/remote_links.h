@@ -1,6 +1,7 @@
 // The links to ranks of other hosts, as a set of descriptors, to find the links that can move bytes.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "p2p/peer_link.h"
@@ -10,6 +11,12 @@ namespace hvl {
 
 class RemoteLinks {
  public:
+  struct Lost {
+    PeerLink* link;
+    uint64_t since;
+    Status status;
+  };
+
   // Input on a link ends the idle sleep of `poller`. Throws std::runtime_error on a system error.
   explicit RemoteLinks(Poller* poller);
   ~RemoteLinks();
@@ -17,13 +24,14 @@ class RemoteLinks {
   RemoteLinks& operator=(const RemoteLinks&) = delete;
 
   void add(PeerLink* link);
-  // Stops watching a lost link. Its stream stays open: if it were closed, the peer might report that as the reason of
-  // the failure before this rank has reported the real one.
-  void remove(const PeerLink& link);
-  // Called after the link has progressed: watches it for room only while it is sending.
-  void update(const PeerLink& link);
-  // Returns links that can move bytes, without waiting; if there are many, perhaps not all of them.
-  const std::vector<PeerLink*>& find_ready();
+  // As Messenger::tell_broken().
+  void tell_broken(const std::string& why);
+  // Finds links that can move bytes, without waiting; if there are many, perhaps not all of them.
+  bool find_ready();
+  // Progresses such links. One that is lost is no error: lost() lists it. Its stream stays open: if it were closed, the
+  // peer might report that as the reason of the failure before this rank has reported the real one.
+  Status progress(bool* progressed);
+  const std::vector<Lost>& lost() const { return lost_; }
 
  private:
   struct Watched {
@@ -38,6 +46,7 @@ class RemoteLinks {
   int epoll_ = -1;
   std::vector<Watched> watched_;  // by rank
   std::vector<PeerLink*> ready_;
+  std::vector<Lost> lost_;
 };
 
 }  // namespace hvl

@@ -114,9 +114,9 @@ TEST(a_payload_has_a_limit) {
   CHECK(is_read(MessageFrame::Kind::kData, kFragmentBytes));
   CHECK(!is_read(MessageFrame::Kind::kData, kFragmentBytes + 1));
   CHECK(!is_read(MessageFrame::Kind::kData, UINT64_MAX));
-  CHECK(is_read(MessageFrame::Kind::kBroken, kEagerBytes));
-  CHECK_EQ(read.payload_bytes(), kEagerBytes);
-  CHECK(!is_read(MessageFrame::Kind::kBroken, kEagerBytes + 1));
+  CHECK(is_read(MessageFrame::Kind::kBroken, kFragmentBytes));
+  CHECK_EQ(read.payload_bytes(), kFragmentBytes);
+  CHECK(!is_read(MessageFrame::Kind::kBroken, kFragmentBytes + 1));
   CHECK(is_read(MessageFrame::Kind::kAnnounce, UINT64_MAX));
 }
 

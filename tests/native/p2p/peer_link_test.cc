@@ -332,7 +332,7 @@ TEST(the_last_frame_comes_behind_what_is_under_way_and_nothing_behind_it) {
 }
 
 TEST(a_rank_tells_its_peer_before_other_messages_why_the_job_is_broken) {
-  for (size_t length : {size_t{0}, size_t{40}, size_t{20000}}) {
+  for (size_t length : {size_t{0}, size_t{40}, size_t{32} << 10, size_t{100000}}) {
     on_each_stream([&](Pair& pair) {
       std::vector<char> small(4);
       pair.send(0, &small, 1);
@@ -347,10 +347,26 @@ TEST(a_rank_tells_its_peer_before_other_messages_why_the_job_is_broken) {
       }
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
       CHECK(!pair.ranks[1].link->is_lost());
-      CHECK_EQ(status.message(), why.substr(0, kEagerBytes));
+      CHECK_EQ(status.message(), why.substr(0, kFragmentBytes));
       CHECK(pair.ranks[1].arrived.empty());
     });
   }
+}
+
+TEST(nothing_is_told_behind_the_last_frame_and_a_reason_that_was_not_sent_may_be_freed) {
+  on_each_stream([](Pair& pair) {
+    pair.ranks[0].link->finish();
+    pair.run_until([&] { return !pair.progress(); });
+    pair.ranks[0].link->tell_broken("too late");
+    pair.run_until([&] { return !pair.progress(); });
+    std::vector<char> large(size_t{8} << 20), received(large.size());
+    pair.send(1, &large, 1);
+    pair.receive(0, &received, 1);
+    pair.run_until([&] { return pair.ranks[0].arrived.size() == 1; });
+    pair.ranks[1].link->tell_broken(std::string(1000, 'w'));
+    std::vector<MessageRequestPtr> requests;
+    pair.ranks[1].link->take_all(&requests);
+  });
 }
 
 TEST(a_frame_behind_the_last_one_breaks_the_job) {

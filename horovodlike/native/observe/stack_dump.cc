@@ -123,19 +123,16 @@ std::string StackDumpRequests::name_of(const Question& question) const {
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
-// If a relay is stopped, all ranks whose requests it relays seem to be missing, too.
+// If a relay is stopped, ranks whose requests it relays seem to be missing, too, also if its own requests have come.
 std::string StackDumpRequests::why_not_asked(int rank) const {
-  std::string text = "was not asked: it is on another host than rank 0";
-  if (relays_.empty()) return text;
-  const std::vector<int>& relays = relays_[static_cast<size_t>(rank)];
-  const auto is_missing = [this](int relay) {
-    return std::any_of(questions_.begin(), questions_.end(),
-                       [relay](const Question& each) { return each.rank == relay; });
-  };
-  const auto highest = std::find_if(relays.rbegin(), relays.rend(), is_missing);
-  if (highest == relays.rend()) return text;
-  return text + ", and what it asks for comes through rank " + std::to_string(*highest) +
-         ": if that one is stopped, this one may not be missing";
+  std::string relays;
+  for (int relay : relays_.empty() ? std::vector<int>() : relays_[static_cast<size_t>(rank)]) {
+    relays += (relays.empty() ? "rank " : ", rank ") + std::to_string(relay);
+  }
+  return "was not asked: it is on another host than rank 0" +
+         (relays.empty() ? relays
+                         : ", and what it asks for comes through " + relays +
+                               ": if a process there is stopped, this one may not be missing");
 }
 
 std::string StackDumpRequests::why_silent(const Question& question) const {

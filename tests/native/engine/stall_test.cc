@@ -104,6 +104,9 @@ TEST(a_rank_that_relays_may_hide_others) {
   questions.ask({2, 3, 4, 5}, kSecond);
   CHECK_HAS(questions.report(), "rank 2:\n    " + elsewhere + "\n  rank 3, rank 4:\n    " + hidden_by("rank 2") +
                                     "\n  rank 5:\n    " + hidden_by("rank 4, rank 2"));
+  questions.ask({4, 5}, kSecond);
+  CHECK_HAS(questions.report(),
+            "rank 4:\n    " + hidden_by("rank 2") + "\n  rank 5:\n    " + hidden_by("rank 4, rank 2"));
   questions.ask({3}, kSecond);  // those of rank 2 may have come before it stopped
   CHECK_HAS(questions.report(), "rank 3:\n    " + hidden_by("rank 2"));
 }

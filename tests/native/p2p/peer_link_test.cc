@@ -120,6 +120,18 @@ struct Pair {
       if (!progress()) poll(nullptr, 0, 1);
     }
   }
+  // Progresses until the link of rank 1 has an error, which it returns.
+  Status run_until_broken() {
+    const uint64_t deadline = now_ns() + kSoon;
+    Status status;
+    bool progressed = false;
+    while (status.ok() && now_ns() < deadline) {
+      CHECK(ranks[0].link->progress(&progressed).ok());
+      status = ranks[1].link->progress(&progressed);
+    }
+    CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+    return status;
+  }
   void run_until_ended(size_t at_0, size_t at_1) {
     run_until([&] { return ranks[0].ended.size() >= at_0 && ranks[1].ended.size() >= at_1; });
   }
@@ -262,15 +274,7 @@ TEST(an_answer_or_a_fragment_that_was_not_asked_for_breaks_the_job) {
   for (MessageFrame::Kind kind : {MessageFrame::Kind::kDone, MessageFrame::Kind::kRemoved}) {
     on_each_stream([&](Pair& pair) {
       pair.ranks[0].link->decline(7, kind);
-      const uint64_t deadline = now_ns() + kSoon;
-      Status status;
-      bool progressed = false;
-      while (status.ok() && now_ns() < deadline) {
-        CHECK(pair.ranks[0].link->progress(&progressed).ok());
-        status = pair.ranks[1].link->progress(&progressed);
-      }
-      CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-      CHECK_HAS(status.message(), "rank 0 has sent an answer to a message that was not announced");
+      CHECK_HAS(pair.run_until_broken().message(), "rank 0 has sent an answer to a message that was not announced");
       CHECK(!pair.ranks[1].link->is_lost());
     });
   }
@@ -338,14 +342,7 @@ TEST(a_rank_tells_its_peer_before_other_messages_why_the_job_is_broken) {
       pair.send(0, &small, 1);
       const std::string why(length, 'w');
       pair.ranks[0].link->tell_broken(why);
-      Status status;
-      bool progressed = false;
-      const uint64_t deadline = now_ns() + kSoon;
-      while (status.ok() && now_ns() < deadline) {
-        CHECK(pair.ranks[0].link->progress(&progressed).ok());
-        status = pair.ranks[1].link->progress(&progressed);
-      }
-      CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+      const Status status = pair.run_until_broken();
       CHECK(!pair.ranks[1].link->is_lost());
       CHECK_EQ(status.message(), why.substr(0, kFragmentBytes));
       CHECK(pair.ranks[1].arrived.empty());
@@ -378,15 +375,7 @@ TEST(a_frame_behind_the_last_one_breaks_the_job) {
   char header[FrameCoder::kBytes];
   FrameCoder(nullptr, "rank 1").encode(MessageFrame(), header);
   pair.ranks[0].link->stream().send(header, sizeof header);
-  Status status;
-  bool progressed = false;
-  const uint64_t deadline = now_ns() + kSoon;
-  while (status.ok() && now_ns() < deadline) {
-    CHECK(pair.ranks[0].link->progress(&progressed).ok());
-    status = pair.ranks[1].link->progress(&progressed);
-  }
-  CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-  CHECK_HAS(status.message(), "rank 0 has sent a frame behind its last one");
+  CHECK_HAS(pair.run_until_broken().message(), "rank 0 has sent a frame behind its last one");
 }
 
 }  // namespace

@@ -258,15 +258,35 @@ def _eagerly_from_threads():
 
     def work(thread):
         results[thread] = [
-            float(hvd.allreduce(tf.constant(float(thread + i)), name=f"thread.{thread}")) for i in range(20)
+            float(hvd.allreduce(tf.constant(float(thread + i)), name=f"thread.{thread}")) for i in range(200)
         ]
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert results == {thread: [float(thread + i) for i in range(20)] for thread in range(4)}
+        thread.join(60)
+    assert results == {thread: [float(thread + i) for i in range(200)] for thread in range(4)}
+
+
+def _eagerly_from_threads_with_splits():
+    results = {}
+
+    def work(thread):
+        rows = [thread + 1] * hvd.size()
+        results[thread] = []
+        for i in range(200):
+            tensor = tf.fill([sum(rows)], float(1000 * thread + i))
+            received, splits = hvd.alltoall(tensor, rows, name=f"thread.{thread}")
+            results[thread].append((set(received.numpy().tolist()), splits.numpy().tolist()))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for thread in range(4):
+        assert results[thread] == [({float(1000 * thread + i)}, [thread + 1] * hvd.size()) for i in range(200)]
 
 
 def _nothing_is_computed_beforehand():
@@ -420,6 +440,7 @@ CASES = (
     _reducescatter,
     _different_order_on_each_rank,
     _eagerly_from_threads,
+    _eagerly_from_threads_with_splits,
     _nothing_is_computed_beforehand,
     _unnamed_ones_are_known,
     _names_in_branches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -57,6 +57,16 @@ def translated() -> Iterator[None]:
         raise ended from error
 
 
+@lru_cache(maxsize=1)
+def _has_gpus() -> bool:
+    """Return whether eager ops may run on GPUs.
+
+    An eager op on a GPU gets its inputs on the host through a rendezvous that all threads share, so a thread may get
+    the inputs of another. Hence such an op has no inputs on the host, or runs in a function (`_alltoall_function`).
+    """
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
 class Description(NamedTuple):
     """The arguments of a collective, apart from its kind and its tensors."""
 
@@ -69,14 +79,13 @@ class Description(NamedTuple):
     root_rank: int = -1
 
     def encode(self) -> Encoded:
-        """Return the description as text: in eager mode as a tensor on the host, in a graph as a string."""
+        """Return the description as text: in eager mode without GPUs as a tensor, otherwise as a string."""
         factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # the bits, so they stay exact
         numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
         text = " ".join(map(str, (*numbers, self.name)))
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly() or _has_gpus():
             return text
-        with tf.device("CPU:0"):
-            return tf.constant(text)
+        return tf.constant(text)
 
     @classmethod
     def of(cls, op: Any) -> Description:
@@ -273,13 +282,21 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
         if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
             return _OPS[kind](*inputs, description.numpy())  # its gradient reads the description
         return _EAGER_OPS[kind](*inputs, description)
+    if tf.executing_eagerly() and kind == "alltoall":  # its splits are on the host
+        return _alltoall_function(description)(*inputs)
     results = _OPS[kind](*inputs, description)
-    if _is_in_loop(tf.compat.v1.get_default_graph()):
+    if not tf.executing_eagerly() and _is_in_loop(tf.compat.v1.get_default_graph()):
         # TensorFlow may run iterations in parallel, and their collectives have the same name. An iteration waits for
         # the stateful ops of the previous iteration, so a stateful op is added that waits for the collective.
         with tf.control_dependencies(tf.nest.flatten([results])):
             ops.horovodlike_rank()
     return results
+
+
+@lru_cache(maxsize=1024)
+def _alltoall_function(description: str) -> Any:
+    """Return an alltoall as a function, each call of which has its own rendezvous."""
+    return tf.function(partial(_OPS["alltoall"], description=description), autograph=False, reduce_retracing=True)
 
 
 def _is_in_loop(graph: Any) -> bool:

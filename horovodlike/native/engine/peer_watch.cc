@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/process.h"
 #include "observe/stack_dump.h"
 
 namespace hvl {

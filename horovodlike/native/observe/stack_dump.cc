@@ -4,11 +4,10 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/process.h"
 
 namespace hvl {
 
@@ -18,20 +17,7 @@ constexpr uint32_t kLeaves = 1u << 31;  // a bit of StackBlock::asked: the rank 
 constexpr size_t kMaxReport = 24 << 10;
 constexpr uint64_t kLongSleep = 3600 * kSecond;
 
-// The state of a process as ps shows it; '?' if it cannot be read.
-char state_of(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const size_t end_of_name = text.rfind(')');  // the name may contain any character
-  return end_of_name != std::string::npos && end_of_name + 2 < text.size() ? text[end_of_name + 2] : '?';
-}
-
 }  // namespace
-
-bool is_stopped(int pid) {
-  const char state = state_of(pid);
-  return state == 'T' || state == 't';
-}
 
 uint32_t await_question(HostMemory* memory, int local_rank) {
   StackBlock& block = memory->stacks(local_rank);

@@ -20,9 +20,6 @@ namespace hvl {
 // The time that a rank has to answer. It needs milliseconds, unless it is stuck in native code.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
 
-// True if a signal or a debugger has stopped this process of this host.
-bool is_stopped(int pid);
-
 // Any thread of the asked rank: sleeps until there is a stack-dump request, and returns its number. Returns 0 if the
 // rank leaves, so that there will be no more.
 uint32_t await_question(HostMemory* memory, int local_rank);

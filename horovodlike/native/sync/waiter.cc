@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/process.h"
 
 namespace hvl {
 
@@ -69,17 +70,23 @@ bool Waiter::check_peers() {
   return true;
 }
 
-bool Waiter::any_lags(const std::function<bool(int)>& lags) const {
+std::string Waiter::describe_peers(const std::function<bool(int)>& is_meant) const {
+  std::string text;
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
-    if (peer != options_.local_rank && lags(peer)) return true;
+    if (peer != options_.local_rank && is_meant(peer)) text += (text.empty() ? "" : ", ") + describe(peer);
   }
-  return false;
+  return text;
 }
 
 std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const {
-  std::string text;
-  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
-    if (peer != options_.local_rank && lags(peer)) text += (text.empty() ? "" : ", ") + describe(peer);
+  std::string text = describe_peers(lags);
+  if (text.empty()) {
+    // The other hosts wait for these as well, and so send nothing.
+    text = describe_peers([this](int peer) {
+      const size_t index = static_cast<size_t>(peer);
+      return index < options_.pids.size() && is_stopped(options_.pids[index]);
+    });
+    if (!text.empty()) return text;
   }
   const std::string remote = sockets != nullptr ? sockets->awaited() : std::string();
   if (!remote.empty()) text += (text.empty() ? "" : ", ") + remote;
@@ -173,7 +180,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     check_leaving();
     // A rank that waits for a rank of its own host knows which one, and must report first: other hosts wait for this
     // rank.
-    const uint64_t patience = sockets != nullptr && !any_lags(lags) ? kSecond : 0;
+    const uint64_t patience = sockets != nullptr && describe_peers(lags).empty() ? kSecond : 0;
     check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;

@@ -1,5 +1,7 @@
 // The schedule of a collective in which other hosts have a part, with a network that the test is.
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -59,6 +61,47 @@ TEST(what_comes_while_a_rank_falls_asleep_is_gone_on_with) {
   CHECK_EQ(status.message(), "");
   CHECK(spread == (std::vector<uint64_t>{0, 1, 2}));
   CHECK(drained == (std::vector<uint64_t>{0, 1, 2}));
+}
+
+// The network of a rank whose peers send nothing.
+struct SilentSockets : Sockets {
+  void add_to(std::vector<pollfd>*) const override {}
+  std::string awaited() const override { return "rank 2 on host b"; }
+  Status check_answered() const override { return Status(); }
+};
+
+// The other hosts wait for the stopped rank, too.
+TEST(a_stall_names_the_stopped_rank_of_this_host) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  REQUIRE(kill(child, SIGSTOP) == 0);
+  REQUIRE(waitpid(child, nullptr, WUNTRACED) == child);
+
+  int pipe[2];
+  REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
+  auto memory = HostMemory::anonymous(HostShape{2, 4096, 4});
+  REQUIRE(memory->set_pipes({pipe[1], pipe[1]}).ok());
+  Poller poller;
+  REQUIRE(poller.open(pipe[0]).ok());
+  for (int end : pipe) close(end);
+
+  WaiterOptions options;
+  options.ranks = {0, 1};
+  options.pids = {getpid(), child};
+  options.stall_shutdown = 0.05;
+  options.poller = &poller;
+  Waiter waiter(memory, options);
+  const std::function<bool()> never = [] { return false; };
+  waiter.take_turn(WaitingParty::kWaitingThread, now_ns() + 30 * kSecond, &never);
+  const SilentSockets sockets;
+  const Status status = waiter.wait(never, [](int) { return false; }, &sockets);
+  CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+  CHECK(memory->broken_text().find("stalled: rank 1 (pid " + std::to_string(child) + ") did not") == 0);
+
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 }  // namespace

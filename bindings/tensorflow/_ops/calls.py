@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -57,16 +57,6 @@ def translated() -> Iterator[None]:
         raise ended from error
 
 
-@lru_cache(maxsize=1)
-def _has_gpus() -> bool:
-    """Return whether eager ops may run on GPUs.
-
-    An eager op on a GPU gets its inputs on the host through a rendezvous that all threads share, so a thread may get
-    the inputs of another. Hence such an op has no inputs on the host, or runs in a function (`_alltoall_function`).
-    """
-    return bool(tf.config.list_logical_devices("GPU"))
-
-
 class Description(NamedTuple):
     """The arguments of a collective, apart from its kind and its tensors."""
 
@@ -79,13 +69,14 @@ class Description(NamedTuple):
     root_rank: int = -1
 
     def encode(self) -> Encoded:
-        """Return the description as text: in eager mode without GPUs as a tensor, otherwise as a string."""
+        """Return the description as text: in eager mode as a tensor on the host, in a graph as a string."""
         factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # the bits, so they stay exact
         numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
         text = " ".join(map(str, (*numbers, self.name)))
-        if not tf.executing_eagerly() or _has_gpus():
+        if not tf.executing_eagerly():
             return text
-        return tf.constant(text)
+        with tf.device("CPU:0"):
+            return tf.constant(text)
 
     @classmethod
     def of(cls, op: Any) -> Description:
@@ -271,8 +262,8 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
     """Run an op of this kind, or add it to the graph. It takes a list of tensors and returns a list."""
-    if type(description) is not str and not could_possibly_record():  # the same as call(), but a few per cent faster
-        return list(_EAGER_OPS[kind](tensors, description))
+    if type(description) is not str and not could_possibly_record() and not _has_gpus():
+        return list(_EAGER_OPS[kind](tensors, description))  # the same as call(), but a few per cent faster
     return list(call(kind, description, anchored(tensors)))
 
 
@@ -280,12 +271,15 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
     """Run an op of this kind with its inputs, or add it to the graph, and return its results."""
     if not isinstance(description, str):
         if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
-            return _OPS[kind](*inputs, description.numpy())  # its gradient reads the description
+            text = description.numpy()  # the gradient of an op reads it
+            if kind == "alltoall" and _has_gpus():
+                return _alltoall_with_gradient(text)(*inputs)
+            return _OPS[kind](*inputs, text)
+        if _has_gpus():
+            return _in_function(kind, *(_dtypes_of(value) for value in inputs))(*inputs, description)
         return _EAGER_OPS[kind](*inputs, description)
-    if tf.executing_eagerly() and kind == "alltoall":  # its splits are on the host
-        return _alltoall_function(description)(*inputs)
     results = _OPS[kind](*inputs, description)
-    if not tf.executing_eagerly() and _is_in_loop(tf.compat.v1.get_default_graph()):
+    if _is_in_loop(tf.compat.v1.get_default_graph()):
         # TensorFlow may run iterations in parallel, and their collectives have the same name. An iteration waits for
         # the stateful ops of the previous iteration, so a stateful op is added that waits for the collective.
         with tf.control_dependencies(tf.nest.flatten([results])):
@@ -293,10 +287,44 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
     return results
 
 
+@lru_cache(maxsize=1)
+def _has_gpus() -> bool:
+    """Return whether eager ops may run on GPUs.
+
+    An eager op on a GPU gets its inputs on the host through a rendezvous that all threads share, so a thread may get
+    the inputs of another. Each call of a function has its own rendezvous, so such an op is called in a function.
+    """
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _dtypes_of(value: Any) -> Any:
+    return value.dtype if isinstance(value, tf.Tensor) else tuple(tensor.dtype for tensor in value)
+
+
+@lru_cache(maxsize=256)
+def _in_function(kind: str, *dtypes: Any) -> Any:
+    """Return the eager op of this kind as a function of inputs of these dtypes and a description."""
+
+    def op(*arguments: Any) -> Any:
+        results = _EAGER_OPS[kind](*arguments)
+        return None if isinstance(results, tf.Operation) else results  # a barrier's, which no function can return
+
+    specs = [
+        [tf.TensorSpec(None, each) for each in dtype] if isinstance(dtype, tuple) else tf.TensorSpec(None, dtype)
+        for dtype in dtypes
+    ]
+    signature = [*specs, tf.TensorSpec([], tf.string)]
+    return tf.function(op, input_signature=signature, autograph=False)
+
+
 @lru_cache(maxsize=1024)
-def _alltoall_function(description: str) -> Any:
-    """Return an alltoall as a function, each call of which has its own rendezvous."""
-    return tf.function(partial(_OPS["alltoall"], description=description), autograph=False, reduce_retracing=True)
+def _alltoall_with_gradient(description: bytes) -> Any:
+    """Return the op with this description as a function: its splits are on the host (see `_has_gpus`)."""
+
+    def alltoall(tensor: tf.Tensor, splits: tf.Tensor) -> Any:
+        return _OPS["alltoall"](tensor, splits, description)
+
+    return tf.function(alltoall, autograph=False, reduce_retracing=True)
 
 
 def _is_in_loop(graph: Any) -> bool:

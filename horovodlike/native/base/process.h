@@ -1,4 +1,4 @@
-// What the kernel says of a process of this host.
+// The state of a process of this host, from /proc.
 #pragma once
 
 #include <fstream>

@@ -6,7 +6,8 @@ They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. Common to al
   number, so every rank has to call unnamed operations in the same order.
 * Tensors may be of any dtype of docs/users/dtypes.md and of any size, 0 elements included.
 * They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op. Results are on the same
-  device. On a GPU they return when all work has been enqueued. All ranks must use the same kind of device.
+  device, but eager ones of int32 may be on the host. On a GPU they return when all work has been enqueued. All ranks
+  must use the same kind of device.
 * If the ranks disagree about an operation it raises `tf.errors.FailedPreconditionError` on all of them, and the job
   continues. A call that is wrong on this rank alone raises `tf.errors.InvalidArgumentError`, or `ValueError` if the
   error is found before the op is made. If the job is broken or shut down, they raise `tf.errors.UnknownError`.

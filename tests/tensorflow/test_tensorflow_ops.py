@@ -253,40 +253,52 @@ def _different_order_on_each_rank():
             assert result.numpy().tolist() == [i * hvd.size()] * 11
 
 
+def _in_threads(call):
+    """Compare what `call(thread, i)` returns, a result and the one expected, in several threads at a time."""
+    results = {}
+
+    def work(thread):
+        results[thread] = [call(thread, i) for i in range(200)]
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == list(range(4))
+    assert all(got == expected for pairs in results.values() for got, expected in pairs)
+
+
 def _eagerly_from_threads():
-    results = {}
+    def reduce(thread, i):
+        return float(hvd.allreduce(tf.constant(float(thread + i)), name=f"thread.{thread}")), float(thread + i)
 
-    def work(thread):
-        results[thread] = [
-            float(hvd.allreduce(tf.constant(float(thread + i)), name=f"thread.{thread}")) for i in range(200)
-        ]
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == {thread: [float(thread + i) for i in range(200)] for thread in range(4)}
+    _in_threads(reduce)
 
 
-def _eagerly_from_threads_with_splits():
-    results = {}
+def _splits_from_threads():
+    def exchange(thread, i):
+        value, rows = float(1000 * thread + i), [thread + 1] * hvd.size()
+        received, splits = hvd.alltoall(tf.constant([value] * sum(rows)), rows, name=f"thread.{thread}")
+        return (received.numpy().tolist(), splits.numpy().tolist()), ([value] * sum(rows), rows)
 
-    def work(thread):
-        rows = [thread + 1] * hvd.size()
-        results[thread] = []
-        for i in range(200):
-            tensor = tf.fill([sum(rows)], float(1000 * thread + i))
-            received, splits = hvd.alltoall(tensor, rows, name=f"thread.{thread}")
-            results[thread].append((set(received.numpy().tolist()), splits.numpy().tolist()))
+    _in_threads(exchange)
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for thread in range(4):
-        assert results[thread] == [({float(1000 * thread + i)}, [thread + 1] * hvd.size()) for i in range(200)]
+
+def _recorded_from_threads():
+    def differentiate(thread, i):
+        value, rows = float(1000 * thread + i), [thread + 1] * hvd.size()
+        with tf.device("CPU:0"):
+            tensor = tf.constant([value] * sum(rows))
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            mean = hvd.allreduce(tensor, name=f"mean.{thread}")
+            received, _ = hvd.alltoall(tensor, rows, name=f"thread.{thread}")
+        (gradient,) = tape.gradient([mean, received], [tensor])
+        got = mean.numpy().tolist(), received.numpy().tolist(), gradient.numpy().tolist()
+        return got, ([value] * sum(rows), [value] * sum(rows), [2.0] * sum(rows))
+
+    _in_threads(differentiate)
 
 
 def _nothing_is_computed_beforehand():
@@ -440,7 +452,8 @@ CASES = (
     _reducescatter,
     _different_order_on_each_rank,
     _eagerly_from_threads,
-    _eagerly_from_threads_with_splits,
+    _splits_from_threads,
+    _recorded_from_threads,
     _nothing_is_computed_beforehand,
     _unnamed_ones_are_known,
     _names_in_branches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -271,13 +271,10 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
     """Run an op of this kind with its inputs, or add it to the graph, and return its results."""
     if not isinstance(description, str):
         if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
-            text = description.numpy()  # the gradient of an op reads it
-            if kind == "alltoall" and _has_gpus():
-                return _alltoall_with_gradient(text)(*inputs)
-            return _OPS[kind](*inputs, text)
-        if _has_gpus():
-            return _in_function(kind, *(_dtypes_of(value) for value in inputs))(*inputs, description)
-        return _EAGER_OPS[kind](*inputs, description)
+            arguments, attribute = inputs, description.numpy()  # the op's gradient reads the attribute
+        else:
+            arguments, attribute = (*inputs, description), None
+        return _eager_op(kind, attribute, arguments)(*arguments)
     results = _OPS[kind](*inputs, description)
     if _is_in_loop(tf.compat.v1.get_default_graph()):
         # TensorFlow may run iterations in parallel, and their collectives have the same name. An iteration waits for
@@ -287,12 +284,23 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
     return results
 
 
+def _eager_op(kind: str, attribute: bytes | None, arguments: Sequence[Any]) -> Any:
+    if _has_gpus():
+        return _in_function(kind, attribute, *map(_dtypes_of, arguments))
+    return _op(kind, attribute)
+
+
+def _op(kind: str, attribute: bytes | None) -> Any:
+    """Return the op that has its description as an attribute, or else as the last input."""
+    return _EAGER_OPS[kind] if attribute is None else partial(_OPS[kind], description=attribute)
+
+
 @lru_cache(maxsize=1)
 def _has_gpus() -> bool:
     """Return whether eager ops may run on GPUs.
 
-    An eager op on a GPU gets its inputs on the host through a rendezvous that all threads share, so a thread may get
-    the inputs of another. Each call of a function has its own rendezvous, so such an op is called in a function.
+    TensorFlow passes those inputs of an eager op that are not on its GPU through a rendezvous of all threads, so a
+    thread may get the inputs of another. A call of a function has its own rendezvous, so such ops are in functions.
     """
     return bool(tf.config.list_logical_devices("GPU"))
 
@@ -301,30 +309,19 @@ def _dtypes_of(value: Any) -> Any:
     return value.dtype if isinstance(value, tf.Tensor) else tuple(tensor.dtype for tensor in value)
 
 
-@lru_cache(maxsize=256)
-def _in_function(kind: str, *dtypes: Any) -> Any:
-    """Return the eager op of this kind as a function of inputs of these dtypes and a description."""
+@lru_cache(maxsize=1024)
+def _in_function(kind: str, attribute: bytes | None, *dtypes: Any) -> Any:
+    """Return the op as a function of arguments of these dtypes and any shapes."""
 
     def op(*arguments: Any) -> Any:
-        results = _EAGER_OPS[kind](*arguments)
+        results = _op(kind, attribute)(*arguments)
         return None if isinstance(results, tf.Operation) else results  # a barrier's, which no function can return
 
-    specs = [
+    signature = [
         [tf.TensorSpec(None, each) for each in dtype] if isinstance(dtype, tuple) else tf.TensorSpec(None, dtype)
         for dtype in dtypes
     ]
-    signature = [*specs, tf.TensorSpec([], tf.string)]
     return tf.function(op, input_signature=signature, autograph=False)
-
-
-@lru_cache(maxsize=1024)
-def _alltoall_with_gradient(description: bytes) -> Any:
-    """Return the op with this description as a function: its splits are on the host (see `_has_gpus`)."""
-
-    def alltoall(tensor: tf.Tensor, splits: tf.Tensor) -> Any:
-        return _OPS["alltoall"](tensor, splits, description)
-
-    return tf.function(alltoall, autograph=False, reduce_retracing=True)
 
 
 def _is_in_loop(graph: Any) -> bool:

@@ -3,7 +3,8 @@
 // TensorFlow calls it in one of two ways. In a graph, ComputeAsync() passes the tensors' memory to the engine and
 // returns; `done` is called when the engine has finished. So no thread of TensorFlow waits, in whatever order each rank
 // reaches its operations. In eager mode, the thread that calls Compute() has nothing else to do. It waits and meanwhile
-// runs the engine itself, because otherwise a small operation would cost two switches between threads.
+// runs the engine itself, because otherwise a small operation would cost two switches between threads. Where there are
+// GPUs, eager ops are in functions, and so run as in a graph: see calls.py.
 //
 // On a GPU both complete when all work has been enqueued on the device and TensorFlow's stream waits for it. That is
 // before the results are valid, as with TensorFlow's own kernels. And as with those, the tensors' memory may be freed

@@ -46,9 +46,9 @@ Status rows_and_splits(InferenceContext* c) {
 }  // namespace
 
 // The arguments of a collective, except its tensors, are one string (see Description). Each collective has two ops. In
-// graphs, and when a gradient may be computed, the string is an attribute. Otherwise it is an input, because each step
-// may use a new name, and TensorFlow never frees the eager kernel of some ten KB that it makes for each value of an
-// attribute. In graphs an input would be on another device than a GPU's kernel, and gradients could not read it.
+// a script's graphs, and when a gradient may be computed, the string is an attribute, which the gradient reads.
+// Otherwise it is an input, because each step may use a new name, and TensorFlow never frees the eager kernel of some
+// ten KB that it makes for each value of an attribute.
 #define HVL_COLLECTIVE(op, ...)                                          \
   REGISTER_OP("Horovodlike" op) __VA_ARGS__.Attr("description: string"); \
   REGISTER_OP("HorovodlikeEager" op) __VA_ARGS__.Input("description: string")

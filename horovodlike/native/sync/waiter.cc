@@ -81,7 +81,7 @@ std::string Waiter::describe_peers(const std::function<bool(int)>& is_meant) con
 std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const {
   std::string text = describe_peers(lags);
   if (text.empty()) {
-    // The other hosts wait for these as well, and so send nothing.
+    // A stopped rank of this host also holds up the other hosts, so it is the likelier cause: only it is named.
     text = describe_peers([this](int peer) {
       const size_t index = static_cast<size_t>(peer);
       return index < options_.pids.size() && is_stopped(options_.pids[index]);

@@ -1,6 +1,8 @@
-// The schedule of a collective in which other hosts have a part, with a network that the test is.
+// The schedule of a collective in which other hosts have a part, with a network that the test is. And whom a rank names
+// that waits for it in vain.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -74,6 +76,7 @@ struct SilentSockets : Sockets {
 TEST(a_stall_names_the_stopped_rank_of_this_host) {
   const pid_t child = fork();
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) pause();
   }
   REQUIRE(kill(child, SIGSTOP) == 0);

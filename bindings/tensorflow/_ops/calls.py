@@ -274,7 +274,8 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
             arguments, attribute = inputs, description.numpy()  # the op's gradient reads the attribute
         else:
             arguments, attribute = (*inputs, description), None
-        return _eager_op(kind, attribute, arguments)(*arguments)
+        op = _in_function(kind, attribute, *map(_dtypes_of, arguments)) if _has_gpus() else _op(kind, attribute)
+        return op(*arguments)
     results = _OPS[kind](*inputs, description)
     if _is_in_loop(tf.compat.v1.get_default_graph()):
         # TensorFlow may run iterations in parallel, and their collectives have the same name. An iteration waits for
@@ -282,12 +283,6 @@ def call(kind: str, description: Encoded, *inputs: Any) -> Any:
         with tf.control_dependencies(tf.nest.flatten([results])):
             ops.horovodlike_rank()
     return results
-
-
-def _eager_op(kind: str, attribute: bytes | None, arguments: Sequence[Any]) -> Any:
-    if _has_gpus():
-        return _in_function(kind, attribute, *map(_dtypes_of, arguments))
-    return _op(kind, attribute)
 
 
 def _op(kind: str, attribute: bytes | None) -> Any:
@@ -321,7 +316,7 @@ def _in_function(kind: str, attribute: bytes | None, *dtypes: Any) -> Any:
         [tf.TensorSpec(None, each) for each in dtype] if isinstance(dtype, tuple) else tf.TensorSpec(None, dtype)
         for dtype in dtypes
     ]
-    return tf.function(op, input_signature=signature, autograph=False)
+    return tf.function(op, input_signature=signature, autograph=False).get_concrete_function()
 
 
 def _is_in_loop(graph: Any) -> bool:

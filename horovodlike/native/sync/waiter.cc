@@ -70,6 +70,13 @@ bool Waiter::check_peers() {
   return true;
 }
 
+bool Waiter::any_lags(const std::function<bool(int)>& lags) const {
+  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
+    if (peer != options_.local_rank && lags(peer)) return true;
+  }
+  return false;
+}
+
 std::string Waiter::describe_peers(const std::function<bool(int)>& is_meant) const {
   std::string text;
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
@@ -82,11 +89,11 @@ std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const So
   std::string text = describe_peers(lags);
   if (text.empty()) {
     // A stopped rank of this host also holds up the other hosts, so it is the likelier cause: only it is named.
-    text = describe_peers([this](int peer) {
+    const std::string stopped = describe_peers([this](int peer) {
       const size_t index = static_cast<size_t>(peer);
       return index < options_.pids.size() && is_stopped(options_.pids[index]);
     });
-    if (!text.empty()) return text;
+    if (!stopped.empty()) return stopped;
   }
   const std::string remote = sockets != nullptr ? sockets->awaited() : std::string();
   if (!remote.empty()) text += (text.empty() ? "" : ", ") + remote;
@@ -180,7 +187,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     check_leaving();
     // A rank that waits for a rank of its own host knows which one, and must report first: other hosts wait for this
     // rank.
-    const uint64_t patience = sockets != nullptr && describe_peers(lags).empty() ? kSecond : 0;
+    const uint64_t patience = sockets != nullptr && !any_lags(lags) ? kSecond : 0;
     check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;

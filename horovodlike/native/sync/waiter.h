@@ -125,6 +125,7 @@ class Waiter {
                        const Sockets* sockets);
   Status poll_until(const std::function<bool()>& condition, const std::function<void()>& check);
   void check_leaving();
+  bool any_lags(const std::function<bool(int)>& lags) const;
   // The other ranks of this host that the predicate is true of, as text; empty: none.
   std::string describe_peers(const std::function<bool(int)>& is_meant) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;

@@ -33,17 +33,22 @@ struct Network {
   }
 };
 
+// A host whose ranks are all woken by the pipe of `poller`.
+std::shared_ptr<HostMemory> woken_by(Poller* poller, int ranks) {
+  int pipe[2];
+  REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
+  auto memory = HostMemory::anonymous(HostShape{ranks, 4096, 4});
+  REQUIRE(memory->set_pipes(std::vector<int>(static_cast<size_t>(ranks), pipe[1])).ok());
+  REQUIRE(poller->open(pipe[0]).ok());
+  for (int end : pipe) close(end);
+  return memory;
+}
+
 // It comes between the last look of a thread that has nothing to do and the look with which it makes sure that it may
 // sleep.
 TEST(what_comes_while_a_rank_falls_asleep_is_gone_on_with) {
-  int pipe[2];
-  REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
-  auto memory = HostMemory::anonymous(HostShape{1, 4096, 4});
-  REQUIRE(memory->set_pipes({pipe[1]}).ok());
   Poller poller;
-  REQUIRE(poller.open(pipe[0]).ok());
-  for (int end : pipe) close(end);
-
+  const std::shared_ptr<HostMemory> memory = woken_by(&poller, 1);
   Network network;
   WaiterOptions options;
   options.ranks = {0};
@@ -75,6 +80,7 @@ struct SilentSockets : Sockets {
 // The other hosts wait for the stopped rank, too.
 TEST(a_stall_names_the_stopped_rank_of_this_host) {
   const pid_t child = fork();
+  REQUIRE(child != -1);
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) pause();
@@ -82,14 +88,8 @@ TEST(a_stall_names_the_stopped_rank_of_this_host) {
   REQUIRE(kill(child, SIGSTOP) == 0);
   REQUIRE(waitpid(child, nullptr, WUNTRACED) == child);
 
-  int pipe[2];
-  REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
-  auto memory = HostMemory::anonymous(HostShape{2, 4096, 4});
-  REQUIRE(memory->set_pipes({pipe[1], pipe[1]}).ok());
   Poller poller;
-  REQUIRE(poller.open(pipe[0]).ok());
-  for (int end : pipe) close(end);
-
+  const std::shared_ptr<HostMemory> memory = woken_by(&poller, 2);
   WaiterOptions options;
   options.ranks = {0, 1};
   options.pids = {getpid(), child};

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/process.h"
 #include "observe/stack_dump.h"
+#include "sync/waiter.h"
 
 namespace hvl {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/process.h"
+#include "sync/waiter.h"
 
 namespace hvl {
 

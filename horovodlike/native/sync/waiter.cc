@@ -4,10 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "base/log.h"
-#include "base/process.h"
 
 namespace hvl {
 
@@ -19,6 +20,18 @@ constexpr uint64_t kPollSpin = kMillisecond;
 constexpr uint64_t kPollInterval = 50 * kMicrosecond;
 
 }  // namespace
+
+char state_of(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const size_t end_of_name = text.rfind(')');  // the name may contain any character
+  return end_of_name != std::string::npos && end_of_name + 2 < text.size() ? text[end_of_name + 2] : '?';
+}
+
+bool is_stopped(int pid) {
+  const char state = state_of(pid);
+  return state == 'T' || state == 't';
+}
 
 Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
     : memory_(std::move(memory)),

@@ -39,6 +39,12 @@ struct Stall {
   std::string why = "stopped, swapped out, or its processor is taken";
 };
 
+// The state of a process of this host as ps shows it, from /proc; '?' if it cannot be read.
+char state_of(int pid);
+
+// True if a signal or a debugger has stopped the process.
+bool is_stopped(int pid);
+
 class Waiter {
  public:
   Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options);

@@ -181,7 +181,8 @@ _TRACED_AS_THEY_ARE: tuple[Any, ...] = (
 
 if IS_AVAILABLE:
     define()
-    # Traced, these would use the replacements with a `Call` and handles from code that was not compiled.
+    # Keep these two functions uncompiled: they get a `Call` and handles from code that is not compiled, which the
+    # replacements do not take.
     disable_compile(alltoall.send_back, autograd.run_backward)
     for _function in _TRACED_AS_THEY_ARE:
         del _function._torchdynamo_disable

@@ -519,7 +519,8 @@ def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimize
     """Return an object of a subclass of the optimizer's class that shares all the optimizer's attributes."""
     wrapped: _DistributedOptimizer = object.__new__(_subclass(type(optimizer)))
     wrapped.__dict__.update(optimizer.__dict__)
-    # A scheduler made before the wrapping has set an attribute `step`, which calls the `step` of the base class.
+    # Remove the attribute `step` that a learning rate scheduler sets: made before the wrapping, it calls the `step` of
+    # the optimizer's own class.
     wrapped.__dict__.pop("step", None)
     return wrapped
 

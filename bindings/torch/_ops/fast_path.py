@@ -28,8 +28,9 @@ class FastPath:
     # Enqueues a tensor, and writes the handle and the storage that keeps its memory to a list of two. Returns the
     # handle; or 0, without any effect, if the tensor does not fit the request or the engine refuses it.
     enqueue: Callable[[torch.Tensor, list[Any]], int]
-    # Consumes a handle, after which the tensor has the result, and returns a status. It has no effect with the status
-    # HVL_IN_PROGRESS, or -1 if the tensor does not fit the request.
+    # Consumes a handle, and returns the status of its operation; if that is HVL_OK, the tensor has the result. Returns
+    # HVL_IN_PROGRESS if the operation is not complete, or -1 if the tensor does not fit the request; then the handle is
+    # not consumed.
     take: Callable[[int, torch.Tensor], int]
     request: Request
     dtype: torch.dtype

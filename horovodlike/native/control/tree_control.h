@@ -39,7 +39,7 @@ class TreeLeader : public ControlPlane {
   virtual Status decide() = 0;
   // True if decide() has something to do.
   virtual bool has_to_decide() = 0;
-  // Called with each record from the parent, before it is passed on.
+  // Notes a record from the parent, before it is passed on.
   virtual void observe(const Record&) {}
 
   // Sends the record to this host and all below it.

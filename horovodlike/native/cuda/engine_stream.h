@@ -31,7 +31,7 @@ class EngineStream {
   // Turns an error of the device or of NCCL into one that breaks the job and names this rank.
   Status broken(const Status& status) const;
 
-  // Called when a collective begins.
+  // Begins a collective: it has no result yet, and waits for no request.
   void begin();
   // Sets the name of the collective for stall reports: "the allreduce of 'x'".
   void set_name(std::string name) { name_ = std::move(name); }
@@ -39,7 +39,8 @@ class EngineStream {
   // given until now. The latter is for memory that was allocated after the enqueue.
   Status hold_until_ready(const GpuRequest& request);
   Status hold_until_now(const GpuRequest& request);
-  // Called when the stream has all work of the collective, or of one of its tensors; the work may copy from `memory`.
+  // Makes the result of the collective, or of one of its tensors, whose work has all been given to the stream. Keeps
+  // `memory`, from which the work may copy, until the work is done.
   Status end(std::shared_ptr<PinnedMemory> memory);
   // The result of the collective that has begun last; null if the device has no work for it.
   const GpuResultPtr& result() const { return result_; }
@@ -47,8 +48,8 @@ class EngineStream {
   bool is_working() const { return !in_flight_.empty(); }
   // Removes collectives that are done from those in flight.
   Status check();
-  // Reports work in flight that has stalled. No other check does: its negotiation is over, and NCCL does not detect
-  // most of the causes that stall a device.
+  // Warns once of work in flight that has stalled; returns an error when it has stalled for too long. No other check
+  // finds it: its negotiation is over, and NCCL does not detect most causes of a stalled device.
   Status check_stall();
   // Called when the job is broken: fails the results of work that is not done.
   void fail(const Status& why);

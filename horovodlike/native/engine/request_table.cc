@@ -137,7 +137,7 @@ std::vector<const PendingRequest*> RequestTable::in_flight() const {
   std::sort(requests.begin(), requests.end(), [](const PendingRequest* one, const PendingRequest* other) {
     return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
   });
-  // A request that has changed is both known by its id and announced in full.
+  // A request that is announced in full because it differs from its id's definition is in both maps.
   requests.erase(std::unique(requests.begin(), requests.end()), requests.end());
   return requests;
 }

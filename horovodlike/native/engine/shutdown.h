@@ -19,7 +19,8 @@ class Shutdown {
         gpu_(*gpu) {}
 
   bool has_ended() const { return has_ended_; }
-  // Called when the log has ended, until has_ended(): ends the job on this rank once its GPU and messages are done.
+  // Ends the job on this rank once its GPU and messages are done: call it repeatedly after the end of the log, until
+  // has_ended().
   Status leave();
   // Breaks the job on all ranks with the reason in `status`, unless another rank reports the cause of the failure.
   void break_job(Status status);

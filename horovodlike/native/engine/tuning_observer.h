@@ -39,11 +39,11 @@ class TuningObserver {
         cycle_time_(to_ns(context->options.cycle_time)) {}
 
   uint64_t cycle_time() const { return cycle_time_; }
-  // Called when an allreduce begins; other collectives are not fused.
+  // Measures an allreduce that begins; other collectives are not fused.
   void on_allreduce(const Collective& collective) {
     if (autotuner_ != nullptr) tune(collective);
   }
-  // Called when the job ends.
+  // Ends the search, as the job ends.
   void stop() {
     if (autotuner_ != nullptr) autotuner_->stop();
   }

@@ -56,7 +56,8 @@ void NcclAgreement::introduce() {
   state_ = State::kIntroducing;
 }
 
-// Called after the introductions, and again when the first member has made the id of a communicator, or has failed to.
+// Chooses the transport by the introductions. With NCCL this is done twice: before and after the first member has made
+// the id of a communicator, or has failed to.
 Status NcclAgreement::choose() {
   const bool is_named = state_ == State::kNaming;
   const std::vector<Introduction> introductions(introductions_.begin() + 1, introductions_.end());

@@ -49,7 +49,7 @@ class NcclDataPlane : public DataPlane {
   // check() watches the work on the device: call it periodically while is_busy(). An error breaks the job.
   bool is_busy() const { return stream_.is_working() || teams_.has_retired(); }
   Status check();
-  // Called when there will be no more collectives of this team.
+  // Gives up what a team needs that will have no more collectives.
   void forget(const TeamPtr& team) { teams_.forget(team); }
   // close(): the job ends, and the device has no work. abort(): the job is broken; ends the work on the device, whose
   // results fail.

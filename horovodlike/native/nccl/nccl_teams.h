@@ -30,12 +30,12 @@ class NcclTeams {
 
   // An error: a communicator has failed.
   Status check() const;
-  // Called when there will be no more collectives of this team: its communicator is finished later.
+  // Gives up a team that will have no more collectives: finish_retired() finishes its communicator.
   void forget(const TeamPtr& team);
   bool has_retired() const { return !retired_.empty(); }
   // Finishes the communicators of forgotten teams, while the device has no work. Does not wait for those that fail.
   void finish_retired();
-  // Called when the job ends, and the device has no work.
+  // Finishes all communicators, as the job ends; the device has no work. Aborts those that do not finish in time.
   void close();
   // Ends the work of all communicators on the device. False: one could not be aborted in time, now or earlier.
   bool abort();

@@ -30,8 +30,8 @@ class Aggregator {
   explicit Aggregator(AggregatorOptions options);
   ~Aggregator();
 
-  // `message` names its ranks. `now`: its time of arrival, by this host's clock. An invalid message is an error, and
-  // the job is broken.
+  // Combines a message with the others. `message` must list the ranks for which it speaks; `now` is its time of arrival
+  // by this host's clock. An error, for an invalid message, must break the job.
   Status accept(const Message& message, uint64_t now);
   // Takes every record of the log, before a rank of this host or of a host below it can read it.
   void observe(const Record& record);

@@ -126,14 +126,14 @@ bool Coordinator::State::only_joins(const TensorState& tensor) {
                      [&](int rank) { return !table.is_ready(tensor, rank) || set.has_joined(rank); });
 }
 
-// Called before a rank announces a tensor. If the rank has joined and another of its threads announces, tensors that
-// were complete without the rank are still executed without it.
+// Decides what is complete before another announcement of this rank is taken. If the rank has joined and another of its
+// threads announces, tensors that were complete without the rank are still executed without it.
 void Coordinator::State::before_more_of(int rank) {
   if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
 }
 
-// Called when the last rank has joined, or the join has failed because the ranks disagree. From then on, collectives
-// need all ranks again.
+// Ends the join: its last rank has joined, or it has failed because the ranks disagree. From now on, collectives need
+// all ranks again.
 void Coordinator::State::end_join() {
   if (join_is_complete) decide_completed(&early);
   join_is_complete = false;

@@ -57,7 +57,7 @@ class PartialTensor {
   // Appends the held messages; afterwards none is held.
   void release(std::vector<Outgoing>* out);
 
-  // Called when the log has answered the tensor. Announcements of the `absent` ranks count for its next use.
+  // Ends the tensor's use that the log has answered. Announcements of the `absent` ranks count for its next use.
   void answer(const RankSet& absent);
   // Forgets the id, which is no longer defined, and the announcements by it.
   void forget_id();

@@ -15,7 +15,7 @@ class LocalLinks {
   explicit LocalLinks(const std::atomic<uint64_t>* moves) : moves_(*moves) {}
 
   void add(PeerLink* link) { links_.push_back(link); }
-  // Called when a link may have something to send.
+  // Makes progress() look at all links: one of them may have something to send.
   void set_active() { is_active_ = true; }
   bool can_progress() const { return is_active_ || moves_.load() != seen_; }
   // Makes progress on all links that can move bytes. An error breaks the job.

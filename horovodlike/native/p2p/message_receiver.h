@@ -27,7 +27,7 @@ class MessageReceiver {
   void request(const Announcement& announcement, const MessageHeader& message, MessageRequestPtr receive);
   // Returns the memory for a fragment; null: its message was not asked for, or another fragment must come next.
   char* memory_for(const MessageFrame& fragment) const;
-  // Called when the fragment is in its memory.
+  // Counts a fragment that is in its memory as received, and ends the receive with its message's last one.
   void end_fragment(const MessageFrame& fragment);
 
   // Copies the next piece of the joint copy, and the next piece of one other message; those take turns.

@@ -51,9 +51,9 @@ class MessageSender {
   void send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes = 0);
   // Sends kBroken as the next frame. `why` is borrowed until it is sent, or until take_all().
   void send_broken(const std::string& why);
-  // Called when the receiver asks for the message of an id; false: there is none.
+  // Begins to send the data of a message, for which the receiver has asked. False: there is none of this id.
   bool begin_message(uint64_t id);
-  // Called when the receiver needs no data of a message: ends its request with `status`; false: there is none.
+  // Ends the request of a message with `status`, as the receiver needs no data. False: there is none of this id.
   bool drop_message(uint64_t id, Status status);
   void add_credit(uint64_t num_bytes) { credit_ += num_bytes; }
 

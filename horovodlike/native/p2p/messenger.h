@@ -72,7 +72,7 @@ class Messenger final : private MessageEvents {
   // Called when the job is broken, as the last call before end(), until which `why` is borrowed: sends the reason to
   // the ranks of other hosts, as far as their streams take it at once.
   void tell_broken(const std::string& why);
-  // True if all messages that the others sent before have arrived, so that end() loses none.
+  // True if the last message to and from each other host's rank has been moved, so that end() loses none.
   bool is_finished() const;
   // Called when the job has ended: all requests complete with this error, and so do later ones. But if the job was shut
   // down, a later receive still gets a message that has arrived before.

@@ -63,7 +63,7 @@ bool Search::propose() {
   return false;
 }
 
-// Called when there is no candidate left for the current move.
+// Goes to the next move: the current one has no candidate left, or its candidate has been given up.
 void Search::next_move() {
   // A search that came from larger batches does not go back.
   const bool came_from_larger = move_ == Move::kSmallerBatches && has_helped_;

@@ -2,10 +2,10 @@
 //
 //   length (4 bytes), payload, first 16 bytes of HMAC-SHA256(key; number of the frame (8 bytes), length, payload)
 //
-// Numbers are little-endian, and frames are numbered from 0. The last one has a length that no frame can have and no
-// payload: so the end of the stream is authenticated, too, and a killed peer, whose kernel closes the connection
-// normally, is distinguished from one that has finished. Each direction has its own key, so a frame that is changed,
-// dropped, replayed, reordered or reflected to its sender fails.
+// Numbers are little-endian, and frames are numbered from 0. An end marker follows them: a length above the limit of a
+// frame, and no payload. So the end of the stream is authenticated, too, and a killed peer, whose kernel closes the
+// connection normally, is distinguished from one that has finished. By its number and the direction's own key, a frame
+// that is changed, dropped, replayed, reordered or reflected to its sender fails.
 //
 // Both classes are pure: bytes in, bytes out. One thread at a time.
 #pragma once

@@ -87,7 +87,7 @@ class State:
         self.commits += 1
         self.save()
         if self._file is not None and self._file.is_due(self.commits):
-            self._write(self._file)
+            self.write_commit()
         basics.reach_fault_point("commit")
         self.check_host_updates()
         basics.reach_fault_point("step", self.commits)
@@ -100,16 +100,11 @@ class State:
             worker.commits += 1
         if agreed.goes_on:
             return
-        if self._file is not None and self.commits:
-            self._write(self._file)  # in case all ranks have been asked to leave
+        self.write_commit()  # in case all ranks have been asked to leave
         if agreed.leaves and worker is not None:
             basics.shutdown()
             worker.leave()
         raise HostsUpdatedInterrupt(skip_sync=not agreed.adds)
-
-    def _write(self, file: StateFile) -> None:
-        if self._get_rank() == 0 and file.written != self.commits:
-            file.write(self.commits, self.saved_to_bytes())
 
     def elect_root(self) -> int:
         """Return the rank whose state the others take: the lowest of those with the most commits. Collective.
@@ -123,7 +118,8 @@ class State:
         """Write commits to disk as well, so that a new job can continue after all processes of this one have died.
 
         Call this on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes the file before
-        :meth:`commit` returns on any rank. When the members of the job change, it also writes a commit that is not due.
+        :meth:`commit` returns on any rank. When the members of the job change, it also writes the commit with which the
+        training begins again, though it may not be due.
         If no rank has seen a commit when the wrapped function begins, each rank looks for the file, and the state with
         the most commits is used. The file is not removed when the training ends: remove it to begin anew.
 
@@ -137,6 +133,18 @@ class State:
             ValueError: ``every`` is less than 1, or the folder does not exist.
         """
         self._file = StateFile(path, every)
+
+    def write_commit(self) -> None:
+        """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
+
+        :func:`run` calls it before the training function: what a generation begins with is on disk.
+
+        Raises:
+            OSError: The state cannot be written.
+        """
+        file = self._file
+        if file is not None and self._get_rank() == 0 and file.written != self.commits:
+            file.write(self.commits, self.saved_to_bytes())
 
     def resume(self) -> None:
         """Take the state from disk if a rank has a file. Collective; :func:`run` calls it if no rank has seen a commit.

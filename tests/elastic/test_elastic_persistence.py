@@ -131,6 +131,40 @@ def test_a_job_all_of_whose_processes_died_resumes_from_disk(tmp_path, every, re
         assert job.values() == [[(resumed, resumed), 12, total, sums]] * 3
 
 
+def train_and_look_at_the_file(path: str) -> list[tuple[int, int]]:
+    import os
+    import signal
+
+    from counting import take_step
+
+    from horovodlike import basics, elastic
+    from horovodlike._bootstrap import driver_client
+    from horovodlike.elastic._state_file import StateFile
+
+    basics.init()
+    begun_at = []
+
+    @elastic.run
+    def loop(state):
+        if basics.rank() == 0:
+            begun_at.append((state.commits, StateFile(path).commits()))
+        while state.step < 6:
+            if state.step == 4 and driver_client.current().number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            take_step(state)
+            state.commit()
+
+    state = elastic.ObjectState(step=0, total=0, sums=[])
+    state.persist(path, every=1000)
+    loop(state)
+    return begun_at
+
+
+def test_the_commit_with_which_a_generation_begins_is_on_disk(tmp_path):
+    with ElasticJob(3, train_and_look_at_the_file, str(tmp_path / "state")) as job:
+        assert job.values(0) == [[(4, 4)], []]
+
+
 def train_until_asked_to_leave(path: str) -> None:
     import os
     import signal

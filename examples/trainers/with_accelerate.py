@@ -58,7 +58,6 @@ def main() -> None:
     accelerator.print(f"{accelerator.num_processes} ranks, losses:", *(f"{loss:.4f}" for loss in losses))
     if args.report is not None and accelerator.is_main_process:
         args.report.write_text(json.dumps({"size": accelerator.num_processes, "losses": losses}) + "\n")
-    accelerator.wait_for_everyone()  # Gloo aborts a process that ends while its threads hold a tensor
     accelerator.end_training()  # destroys the group, too
 
 

@@ -378,11 +378,14 @@ class AgentConnections:
     def _greet(self) -> None:
         """Send other hosts a heartbeat, and kill the connections to those that do not answer."""
         now = time.monotonic()
-        if now < self._greet_at:
+        late = now - self._greet_at
+        if late < 0:
             return
         patience = _PATIENCE * self._network_timeout
         self._greet_at = now + patience / 5
         for connection in self._connections:
+            # While this process did not run, it sent no heartbeat that the host could have answered.
+            connection.heard_at = min(now, connection.heard_at + late)
             if connection.host is not None and self._listening and now - connection.heard_at > patience:
                 self._handler.on_silence(connection, now - connection.heard_at)
                 connection.kill()

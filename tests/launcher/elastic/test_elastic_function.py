@@ -134,7 +134,7 @@ def test_a_worker_that_makes_no_sense_is_cut_off_and_killed(elastic: Callable[..
                 signal.pause()
         """,
     )
-    assert job.at(2, 1) == {0: 0}
+    job.expect("[0]<stdout>: at 2: rank 0 of ")  # alone, or with the worker that takes the place of worker 1
     ended = job.finish()
     assert ended.code == 0
     assert "hvdrun: worker 1 is killed: it has closed its connection to the driver" in ended.err

@@ -25,7 +25,7 @@ def test_whoever_takes_a_place_takes_the_gpus(elastic: Callable[..., ElasticLaun
     job.at(1, 3)
     assert gpus_of(job, 3) == {0: "0,1", 1: "2,3", 2: "4,5"}
     job.kill(1)
-    job.at(3, 3)
+    job.next_of(1, 3)
     assert gpus_of(job, 4)[3] == "2,3"
     job.kill(0, 3)
     job.expect(" of 3\n", 9)  # after two generations of three; one of two comes before if the newcomers do one by one

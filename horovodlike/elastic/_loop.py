@@ -116,7 +116,8 @@ def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     if needs_sync:
         basics.reach_fault_point("sync", state.commits)
         state.sync()
-    state.write_commit()
+    if has_commits:
+        state.write_commit()
     basics.reach_fault_point("step", state.commits)
 
 

@@ -119,9 +119,9 @@ class State:
 
         Call this on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes the file before
         :meth:`commit` returns on any rank. When the members of the job change, it also writes the commit with which the
-        training begins again, though it may not be due.
-        If no rank has seen a commit when the wrapped function begins, each rank looks for the file, and the state with
-        the most commits is used. The file is not removed when the training ends: remove it to begin anew.
+        training begins again, though it may not be due. If no rank has seen a commit when the wrapped function begins,
+        each rank looks for the file, and the state with the most commits is used. The file is not removed when the
+        training ends: remove it to begin anew.
 
         Args:
             path: The file, in a folder that rank 0 of a later job can read as well. It is replaced as a whole, so it
@@ -137,7 +137,7 @@ class State:
     def write_commit(self) -> None:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
 
-        :func:`run` calls it before the training function: what a generation begins with is on disk.
+        :func:`run` calls it before it calls the training function again: what a generation begins with is on disk.
 
         Raises:
             OSError: The state cannot be written.

@@ -21,11 +21,13 @@ def gpus_of(job: ElasticLaunch, workers: int) -> dict[int, str]:
 
 
 def test_whoever_takes_a_place_takes_the_gpus(elastic: Callable[..., ElasticLaunch]) -> None:
-    job = elastic("-np", 3, "--min-np", 2, "--gpus-per-rank", 2, program=SHOW, env={VISIBLE: "0,1,2,3,4,5,6"})
+    job = elastic("-np", 3, "--min-np", 2, "--gpus-per-rank", 2, program=SHOW, env={VISIBLE: "0,1,2,3,4,5,6"}, held=3)
     job.at(1, 3)
     assert gpus_of(job, 3) == {0: "0,1", 1: "2,3", 2: "4,5"}
     job.kill(1)
-    job.next_of(1, 3)
+    job.at(2, 2)
+    job.admit()
+    job.at(3, 3)
     assert gpus_of(job, 4)[3] == "2,3"
     job.kill(0, 3)
     job.expect(" of 3\n", 9)  # after two generations of three; one of two comes before if the newcomers do one by one

@@ -108,7 +108,7 @@ def test_two_killed_at_once(elastic: Callable[..., ElasticLaunch]) -> None:
     generation, workers = job.next_of(1, 2)
     assert workers == {0: 0, 1: 3}
     job.admit()
-    assert sorted(job.next_of(generation, 4)[1].values()) == [0, 3, 4, 5]
+    assert sorted(job.at(generation + 1, 4).values()) == [0, 3, 4, 5]
     assert job.finish().code == 0
 
 
@@ -127,7 +127,7 @@ def test_all_but_the_least_killed(elastic: Callable[..., ElasticLaunch]) -> None
     generation, workers = job.next_of(1, 1)
     assert workers == {0: 2}
     job.admit()
-    assert job.next_of(generation, 3)[1][0] == 2
+    assert job.at(generation + 1, 3)[0] == 2
     assert job.finish().code == 0
 
 
@@ -146,7 +146,7 @@ def test_killed_while_a_generation_is_being_formed(elastic: Callable[..., Elasti
     job.kill(3)
     assert job.at(3, 2) == {0: 0, 1: 2}
     job.admit()
-    job.next_of(3, 4)
+    job.at(4, 4)
     assert job.finish().code == 0
 
 

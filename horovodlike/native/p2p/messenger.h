@@ -72,7 +72,8 @@ class Messenger final : private MessageEvents {
   // Called when the job is broken, as the last call before end(), until which `why` is borrowed: sends the reason to
   // the ranks of other hosts, as far as their streams take it at once.
   void tell_broken(const std::string& why);
-  // True if the last message to and from each other host's rank has been moved, so that end() loses none.
+  // True if the last frames to and from all other ranks have been moved, so that end() loses no message; always in a
+  // job of one host.
   bool is_finished() const;
   // Called when the job has ended: all requests complete with this error, and so do later ones. But if the job was shut
   // down, a later receive still gets a message that has arrived before.

@@ -141,7 +141,11 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     if "messages" in parts:
         peers = available(messages.launchers(args.mpich_python), args.without)
         say(f"messages, 2 ranks: {', '.join(peer.name for peer in peers)}")
-        results["messages"] = messages.measure(peers, rounds=args.rounds, budget=0.02 if args.quick else 0.12)
+        for large_pages in (True, False):
+            rows = messages.measure(
+                peers, large_pages=large_pages, rounds=args.rounds, budget=0.02 if args.quick else 0.12
+            )
+            results.setdefault("messages", []).extend(rows)
     if "memory" in parts:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]

@@ -102,9 +102,9 @@ def independent(name: str) -> Launcher:
     return Launcher(name, commands)
 
 
-def with_malloc_of_hvdrun(launcher: Launcher) -> Launcher:
-    """Return the same ranks, with memory allocated as hvdrun has it."""
-    return _with_environment(launcher, {"GLIBC_TUNABLES": _malloc_tunables()})
+def with_memory_of_hvdrun(launcher: Launcher) -> Launcher:
+    """Return the same ranks, with memory allocated as by ranks that hvdrun starts: in large pages."""
+    return _with_environment(launcher, {"GLIBC_TUNABLES": _malloc_tunables(), "NUMPY_MADVISE_HUGEPAGE": "1"})
 
 
 @functools.cache

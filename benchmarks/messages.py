@@ -37,12 +37,23 @@ def launchers(mpich_python: str | None = None) -> list[launch.Launcher]:
     return peers + ([launch.mpich(mpich_python)] if mpich_python else [])
 
 
-def measure(peers: Sequence[launch.Launcher], *, rounds: int, budget: float) -> list[dict[str, Any]]:
-    """Return the rows of the results, for two ranks."""
+def measure(
+    peers: Sequence[launch.Launcher], *, large_pages: bool, rounds: int, budget: float
+) -> list[dict[str, Any]]:
+    """Return the rows of the results, for two ranks.
+
+    Args:
+        peers: See `launchers`.
+        large_pages: True if all peers have memory allocated as hvdrun has it, False if in ordinary pages.
+        rounds: See `driver.interleave`.
+        budget: Likewise.
+    """
+    if large_pages:
+        peers = [launch.with_memory_of_hvdrun(peer) for peer in peers]
     with driver.started(peers, 2) as groups:
         samples = driver.interleave(groups, [RoundTripCase(nbytes) for nbytes in SIZES], rounds, budget, fewest=3)
     return [
-        {"peer": peer, "np": 2, "nbytes": case.nbytes, **driver.summary(seconds)}
+        {"peer": peer, "np": 2, "nbytes": case.nbytes, "large_pages": large_pages, **driver.summary(seconds)}
         for (peer, case), seconds in samples.items()
         if isinstance(case, RoundTripCase)
     ]

@@ -62,8 +62,10 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         parts += ["## Training steps", training(results["training"])]
     if results.get("distributed"):
         parts += ["## torch.distributed", distributed(results["distributed"])]
-    if results.get("messages"):
-        parts += ["## Messages there and back, 2 ranks", messages(results["messages"])]
+    for large_pages, kind in ((True, "large pages, as hvdrun allocates memory"), (False, "ordinary pages")):
+        rows = [row for row in results.get("messages", []) if row["large_pages"] == large_pages]
+        if rows:
+            parts += [f"## Messages there and back, 2 ranks, {kind}", messages(rows)]
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,16 +163,24 @@ def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
 
 
 def _messages(results: dict[str, Any]) -> Iterator[Verdict]:
-    rows = {(row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])}
+    by_place = {
+        (row["large_pages"], row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])
+    }
+
+    def ratio(large_pages: bool, nbytes: int, peers: Sequence[str], ours: str) -> float | None:
+        """Return the time of the fastest of the peers through ours."""
+        times = (by_place.get((large_pages, nbytes, peer)) for peer in peers)
+        best = min((seconds for seconds in times if seconds is not None), default=None)
+        return _ratio(best, by_place.get((large_pages, nbytes, ours)))
+
     for peer, ours in (("NumPy", "numpy"), ("backend hvd", "hvd_backend")):
-        ratio = _ratio(rows.get((4, ours)), rows.get((4, "gloo")))
-        yield _at_most(f"round trip of 4 B, {peer}: time / Gloo's", MESSAGES_LATENCY, ratio)
-        seconds = rows.get((16 * MIB, ours))
-        ratio = _ratio(rows.get((16 * MIB, "gloo")), seconds)
-        yield _at_least(f"messages of 16 MiB, {peer}: rate / Gloo's", MESSAGES_RATE, ratio)
-        best = min((rows[16 * MIB, mpi] for mpi in MPI if (16 * MIB, mpi) in rows), default=None)
-        what = f"messages of 16 MiB, {peer}: rate / the better raw MPI's"
-        yield _at_least(what, MESSAGES_RATE_OVER_MPI, _ratio(best, seconds))
+        slowness = _ratio(by_place.get((True, 4, ours)), by_place.get((True, 4, "gloo")))
+        yield _at_most(f"round trip of 4 B, {peer}: time / Gloo's", MESSAGES_LATENCY, slowness)
+        for large_pages, pages in ((True, "large pages"), (False, "ordinary pages")):
+            what = f"messages of 16 MiB, {peer}, {pages}: rate"
+            yield _at_least(f"{what} / Gloo's", MESSAGES_RATE, ratio(large_pages, 16 * MIB, ["gloo"], ours))
+            against_mpi = ratio(large_pages, 16 * MIB, MPI, ours)
+            yield _at_least(f"{what} / the better raw MPI's", MESSAGES_RATE_OVER_MPI, against_mpi)
 
 
 def _keras(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -56,7 +56,7 @@ class SmallCase(AllreduceCase):
 def launchers() -> list[launch.Launcher]:
     """Return the peers."""
     peers = (launch.horovodlike(), launch.hvd_backend(), launch.gloo(), launch.gloo("ddp_alone"))
-    return [launch.with_malloc_of_hvdrun(each) for each in peers]
+    return [launch.with_memory_of_hvdrun(each) for each in peers]
 
 
 def measure(

@@ -41,7 +41,7 @@ class TrainingCase:
 def launchers() -> list[launch.Launcher]:
     """Return the peers."""
     alone = launch.independent("alone")
-    alike = [launch.with_malloc_of_hvdrun(each) for each in (launch.horovodlike(), launch.gloo(), alone)]
+    alike = [launch.with_memory_of_hvdrun(each) for each in (launch.horovodlike(), launch.gloo(), alone)]
     return [*alike, replace(alone, name="python")]
 
 

@@ -6,6 +6,7 @@ array of its library, which also makes the arrays for results there.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -234,7 +235,7 @@ def describe(given: Any, label: str) -> Array:
 def _of_numpy(given: Any, array: NumpyArray, label: str) -> HostArray:
     if hasattr(given, "mask"):
         raise TypeError(f"{label}: the mask of a {type(given).__name__} cannot be sent; send .filled() or .data")
-    dtype = DType.__members__.get(array.dtype.name)
+    dtype = _engine_dtype(array.dtype)
     if dtype is None:
         raise ValueError(dlpack.unknown_dtype(array.dtype, label))
     if not array.dtype.isnative:
@@ -243,6 +244,11 @@ def _of_numpy(given: Any, array: NumpyArray, label: str) -> HostArray:
             f"array.astype(array.dtype.newbyteorder('=')) brings them into it"
         )
     return HostArray(given, array, dtype)
+
+
+@functools.lru_cache(maxsize=64)  # NumPy takes 2 us to make the name
+def _engine_dtype(dtype: np.dtype[Any]) -> DType | None:
+    return DType.__members__.get(dtype.name)
 
 
 def _library_of(array: Any, label: str) -> Any:

@@ -50,7 +50,7 @@ void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
   block_.address.store(reinterpret_cast<uintptr_t>(to));
   block_.num_bytes.store(num_bytes);
   block_.next.store((last + 1) << kBitsOfPiece);
-  memory_->notify_message(peer_, kWakeNews);
+  memory_->notify_message(peer_, kWakeMessage);
 }
 
 void JointCopy::close() {
@@ -64,7 +64,7 @@ void JointCopy::close() {
 void JointCopy::end(const Piece& piece, bool is_copied) {
   if (!is_copied) block_.has_failed.store(1);
   block_.num_sent.fetch_add(piece.num_bytes);
-  memory_->notify_message(peer_, kWakeNews);
+  memory_->notify_message(peer_, kWakeMessage);
 }
 
 }  // namespace hvl

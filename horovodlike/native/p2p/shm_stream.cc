@@ -67,7 +67,7 @@ bool ShmStream::write() {
                [](char* ring, const char* memory, size_t part) { std::memcpy(ring, memory, part); });
     written += count;
     out_.block->written.store(written);
-    memory_->notify_message(peer_, kWakeNews);
+    memory_->notify_message(peer_, room - count < out_.capacity / 2 ? kWakeNews : kWakeMessage);
   }
   return written != begin;
 }

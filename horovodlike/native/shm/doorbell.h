@@ -18,7 +18,8 @@ enum WakeReason : uint32_t {
   kWakeReady = 2,     // another rank has announced tensors to the coordinator
   kWakeProgress = 4,  // another rank made progress in the collective under way
   kWakeRoom = 8,      // there is room in a ring buffer that was full
-  kWakeAlways = 15
+  kWakeMessage = 16,  // part of a message, or of the answer to one, has come from another rank
+  kWakeAlways = 31
 };
 
 // The thread that sleeps: the engine's own thread, or a thread that waits for a result and does the engine's work
@@ -77,7 +78,7 @@ class Doorbell {
   }
 
  private:
-  static constexpr int kWakeReasonBits = 4;
+  static constexpr int kWakeReasonBits = 5;
   static uint32_t index_of(WaitingParty party) { return static_cast<uint32_t>(party); }
 
   std::atomic<uint32_t> notifications_[2] = {};

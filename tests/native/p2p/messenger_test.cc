@@ -13,15 +13,19 @@
 namespace hvl {
 namespace {
 
+MessageRequestPtr request(bool is_send, std::vector<char>* data, int peer, int64_t tag) {
+  auto made = std::make_unique<MessageRequest>();
+  made->is_send = is_send;
+  made->peer = peer;
+  made->header.tag = tag;
+  made->header.num_bytes = data->size();
+  made->data = data->data();
+  return made;
+}
+
 int64_t post(Job* job, int rank, bool is_send, std::vector<char>* data, int peer, int64_t tag) {
-  auto request = std::make_unique<MessageRequest>();
-  request->is_send = is_send;
-  request->peer = peer;
-  request->header.tag = tag;
-  request->header.num_bytes = data->size();
-  request->data = data->data();
   int64_t handle = 0;
-  CHECK_EQ(job->engine(rank).post(std::move(request), &handle).message(), "");
+  CHECK_EQ(job->engine(rank).post(request(is_send, data, peer, tag), &handle).message(), "");
   return handle;
 }
 
@@ -88,6 +92,70 @@ TEST(what_is_kept_of_a_rank_for_itself_is_bounded) {
     for (int64_t handle : sends) CHECK_EQ(job.wait(0, handle).message(), "");
     CHECK(received == sent);
   }
+}
+
+// The messages of a rank that has no engine: one of two on a host.
+class Talker {
+ public:
+  Talker(const std::shared_ptr<HostMemory>& memory, int rank)
+      : peer_(1 - rank), messenger_([&] {
+          MessengerOptions options;
+          options.size = 2;
+          options.rank = options.local_rank = rank;
+          options.local_ranks = {0, 1};
+          options.describe = [](int of) { return "rank " + std::to_string(of); };
+          options.memory = memory;
+          options.handles = &handles_;
+          return options;
+        }()) {}
+
+  int64_t post(bool is_send, std::vector<char>* data) {
+    int64_t handle = 0;
+    CHECK_EQ(messenger_.post(request(is_send, data, peer_, 1), &handle).message(), "");
+    progress();
+    return handle;
+  }
+  void progress() {
+    bool progressed = false;
+    CHECK_EQ(messenger_.progress(&progressed).message(), "");
+  }
+  bool is_complete(int64_t handle) { return handles_.poll(handle) == HVL_OK; }
+  Messenger& messenger() { return messenger_; }
+
+ private:
+  const int peer_;
+  HandleTable handles_;
+  Messenger messenger_;
+};
+
+TEST(messages_that_no_request_awaits_wake_an_engine_when_they_fill_half_of_the_ring) {
+  const std::shared_ptr<HostMemory> memory = HostMemory::anonymous(HostShape{2, 4096, 4});
+  Talker sender(memory, 0), receiver(memory, 1);
+  Doorbell& doorbell = memory->rank(1).doorbell;
+  const size_t capacity = memory->message_ring(0, 1).capacity;
+  std::vector<char> sent = text(kEagerBytes, 1), received(kEagerBytes);
+  doorbell.arm(WaitingParty::kEngineThread, kWakeNews);
+  size_t num_bytes = 0;
+  for (; doorbell.notifications(WaitingParty::kEngineThread) == 0; num_bytes += credit_of(kEagerBytes)) {
+    REQUIRE(num_bytes < capacity);
+    CHECK(!receiver.messenger().has_news());
+    CHECK(sender.is_complete(sender.post(true, &sent)));
+  }
+  CHECK(num_bytes > capacity / 2);
+  CHECK(num_bytes < capacity / 2 + 2 * credit_of(kEagerBytes));
+  CHECK(!receiver.messenger().awaits_messages());
+  for (; num_bytes > 0; num_bytes -= credit_of(kEagerBytes)) {
+    CHECK(receiver.is_complete(receiver.post(false, &received)));
+    CHECK(received == sent);
+  }
+  const int64_t receive = receiver.post(false, &received);
+  CHECK(receiver.messenger().awaits_messages());
+  doorbell.arm(WaitingParty::kEngineThread, kWakeNews | kWakeMessage);
+  sender.post(true, &sent);
+  CHECK_EQ(doorbell.notifications(WaitingParty::kEngineThread), 2u);
+  CHECK(receiver.messenger().has_news());
+  receiver.progress();
+  CHECK(receiver.is_complete(receive));
 }
 
 TEST(what_was_sent_before_a_rank_shuts_down_is_received_also_later) {

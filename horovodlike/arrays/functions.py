@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from horovodlike import objects
 from horovodlike._engine.ops import Kind
 from horovodlike.arrays.fast_path import allreduce_again, remember
+from horovodlike.arrays.memory import array_of_number, is_number, number_like
 from horovodlike.arrays.operations import (
     group,
     movement,
@@ -98,7 +99,8 @@ def allreduce(
     """Reduce an array over all ranks and return the result as a new array.
 
     Args:
-        array: Of the same shape and dtype on all ranks.
+        array: Of the same shape and dtype on all ranks. A number of Python or NumPy gives a number; an int of Python is
+            reduced as int64, a float as float64.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         op: Average, Sum, Min, Max or Product; or, for floating-point arrays, Adasum, which reduces each array of a
             group separately. Average truncates integers, and cannot be used with bool.
@@ -111,11 +113,15 @@ def allreduce(
         TypeError: `array` is not an array.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
-    reduced = allreduce_again(name, op, prescale_factor, postscale_factor, process_set, array, in_place=False)
+    with_number = is_number(array)
+    work = array_of_number(array, "allreduce") if with_number else array
+    reduced = allreduce_again(name, op, prescale_factor, postscale_factor, process_set, work, in_place=with_number)
     if reduced is None:
         call = reduction(Kind.ALLREDUCE, "allreduce", name, op, prescale_factor, postscale_factor, process_set)
         reduced = result(start_to_new(call, [array], single=True))
-        remember(call, op, process_set, array)
+        remember(call, op, process_set, work)
+    elif with_number:
+        reduced = number_like(array, reduced)
     return reduced
 
 
@@ -256,7 +262,8 @@ def broadcast(array: Any, root_rank: int, name: str | None = None, process_set: 
     """Return the root's array as a new array on every rank.
 
     Args:
-        array: Of the same shape and dtype on all ranks; its content matters on the root only.
+        array: Of the same shape and dtype on all ranks, or a number, as in `allreduce`; its content matters on the root
+            only.
         root_rank: The (global) rank whose array is sent.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.

@@ -124,6 +124,46 @@ class HostArray:
         return self.wrap(np.frombuffer(memory, self.array.dtype).reshape(shape))
 
 
+class Scalar(HostArray):
+    """A number of Python or NumPy, as a copy: no operation in place can change it."""
+
+    __slots__ = ()
+
+    def __init__(self, given: Any, label: str) -> None:
+        array = array_of_number(given, label)
+        array.flags.writeable = False
+        super().__init__(given, array, _checked_dtype(array, label))
+
+    def wrap(self, result: NumpyArray) -> Any:
+        """Return a result as a number of the caller's library."""
+        return number_like(self.given, result)
+
+
+def is_number(given: Any) -> bool:
+    """Return whether this is a real number of Python or any of NumPy."""
+    return isinstance(given, (float, int, np.generic))
+
+
+def array_of_number(number: Any, label: str) -> NumpyArray:
+    """Return a new array of no dimensions. A bool of Python becomes bool, an int int64 and a float float64.
+
+    Raises:
+        ValueError: An integer does not fit.
+    """
+    if isinstance(number, np.generic):
+        return np.array(number)
+    kind = "bool" if isinstance(number, bool) else "int64" if isinstance(number, int) else "float64"
+    try:
+        return np.array(number, kind)
+    except OverflowError:
+        raise ValueError(f"{label}: integers are sent as int64, and {number} does not fit") from None
+
+
+def number_like(given: Any, array: NumpyArray) -> Any:
+    """Return the element of an array of no dimensions as a number of the library of another number."""
+    return array[()] if isinstance(given, np.generic) else array.item()
+
+
 class GpuArray:
     """An array on a GPU. Attributes and methods are as those of `HostArray`; `array` is one of the caller's library.
 
@@ -199,7 +239,7 @@ def describe(given: Any, label: str) -> Array:
     """Return the array as the engine sees it.
 
     Args:
-        given: A NumPy array, an array of another library with DLPack, or an object with the buffer protocol.
+        given: A NumPy array, an array of another library with DLPack, an object with the buffer protocol, or a number.
         label: The name of the operation in messages.
 
     Raises:
@@ -208,10 +248,8 @@ def describe(given: Any, label: str) -> Array:
     """
     if isinstance(given, np.ndarray):
         return _of_numpy(given, np.asarray(given), label)
-    if isinstance(given, np.generic):
-        array = np.asarray(given)
-        array.flags.writeable = False  # it is a copy
-        return _of_numpy(given, array, label)
+    if is_number(given):
+        return Scalar(given, label)
     if dlpack.is_array(given):
         kind, number = dlpack.device_of(given, label)
         if kind in (DeviceType.CUDA, DeviceType.CUDA_MANAGED):
@@ -222,8 +260,8 @@ def describe(given: Any, label: str) -> Array:
         view = memoryview(given)
     except TypeError:
         raise TypeError(
-            f"{label}: expected a NumPy array, an array with __dlpack__() or an object with the buffer protocol, got "
-            f"{type(given).__name__}; numpy.asarray() makes an array of it"
+            f"{label}: expected a NumPy array, an array with __dlpack__(), an object with the buffer protocol or a "
+            f"real number, got {type(given).__name__}; numpy.asarray() makes an array of it"
         ) from None
     try:
         array = np.asarray(view)
@@ -235,6 +273,10 @@ def describe(given: Any, label: str) -> Array:
 def _of_numpy(given: Any, array: NumpyArray, label: str) -> HostArray:
     if hasattr(given, "mask"):
         raise TypeError(f"{label}: the mask of a {type(given).__name__} cannot be sent; send .filled() or .data")
+    return HostArray(given, array, _checked_dtype(array, label))
+
+
+def _checked_dtype(array: NumpyArray, label: str) -> DType:
     dtype = _engine_dtype(array.dtype)
     if dtype is None:
         raise ValueError(dlpack.unknown_dtype(array.dtype, label))
@@ -243,7 +285,7 @@ def _of_numpy(given: Any, array: NumpyArray, label: str) -> HostArray:
             f"{label}: the elements are not in the byte order of this machine ({array.dtype.str}); "
             f"array.astype(array.dtype.newbyteorder('=')) brings them into it"
         )
-    return HostArray(given, array, dtype)
+    return dtype
 
 
 @functools.lru_cache(maxsize=64)  # NumPy takes 2 us to make the name

@@ -99,22 +99,25 @@ def irecv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: Proce
 def sendrecv(
     array: Any,
     dest: int,
-    recvbuf: Any,
+    recvbuf: Any = None,
     source: int = ANY_SOURCE,
     sendtag: int = 0,
     recvtag: int = 0,
     process_set: ProcessSet = global_process_set,
-) -> int:
-    """Send an array and receive a message into another one at the same time; return its sender's rank.
+) -> Any:
+    """Send an array and receive a message at the same time.
 
     Args:
-        array: The array to send; it must share no memory with `recvbuf`.
+        array: The array, or the number, to send; it must share no memory with `recvbuf`.
         dest: See `send`.
-        recvbuf: See `array` of `recv`.
+        recvbuf: See `array` of `recv`. None: the message has the shape and dtype of `array`.
         source: See `recv`.
         sendtag: The tag of the message that is sent.
         recvtag: The tag of the message that is received.
         process_set: A set of which all three ranks are members.
+
+    Returns:
+        The rank that has sent the message; without `recvbuf`, the message, as a new array or number like `array`.
 
     Raises:
         MismatchError: The message has another size or dtype.
@@ -122,15 +125,17 @@ def sendrecv(
         TypeError: `array` or `recvbuf` is not an array.
         ValueError: An argument cannot be used.
     """
-    check_no_overlap([_on_host(array, "sendrecv"), _on_host(recvbuf, "sendrecv")], "sendrecv")
+    described = _on_host(array, "sendrecv")
+    target = described.empty(described.shape) if recvbuf is None else recvbuf
+    check_no_overlap([described, _on_host(target, "sendrecv")], "sendrecv")
     # Checked before the receive is posted: an invalid send must not leave a receive in flight.
     sent = _options("sendrecv", "dest", dest, sendtag, process_set)
     if not 0 <= sent["peer"] < basics.size() or sent["tag"] < 0:
         raise ValueError(f"sendrecv: dest must be one of the ranks 0 to {basics.size() - 1}, sendtag 0 or more")
-    receiving = irecv(recvbuf, source, recvtag, process_set)
+    receiving = irecv(target, source, recvtag, process_set)
     send(array, dest, sendtag, process_set)
     sender: int = result(receiving)
-    return sender
+    return described.wrap(target) if recvbuf is None else sender
 
 
 def _on_host(array: Any, what: str) -> HostArray:

@@ -88,7 +88,7 @@ def reduce(
     """Reduce an array over all ranks and return the result as a new array on the root; elsewhere None.
 
     Args:
-        array: Of the same shape and dtype on all ranks.
+        array: Of the same shape and dtype on all ranks, or a number, as in `allreduce`.
         root_rank: The (global) rank that gets the result.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         op: Average, Sum, Min, Max or Product; see `allreduce`.

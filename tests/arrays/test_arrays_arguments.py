@@ -10,7 +10,7 @@ import pytest
 import horovodlike as hvd
 
 F32 = np.float32
-NO_ARRAYS = [None, 3, 2.5, "text", [1.0, 2.0], {"a": 1}, object(), np.float32]
+NO_ARRAYS = [None, 3j, "text", [1.0, 2.0], {"a": 1}, object(), np.float32]
 NOT_SENT = [
     np.array([None]),
     np.array(["text"]),

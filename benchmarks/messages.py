@@ -37,9 +37,7 @@ def launchers(mpich_python: str | None = None) -> list[launch.Launcher]:
     return peers + ([launch.mpich(mpich_python)] if mpich_python else [])
 
 
-def measure(
-    peers: Sequence[launch.Launcher], *, large_pages: bool, rounds: int, budget: float
-) -> list[dict[str, Any]]:
+def measure(peers: Sequence[launch.Launcher], *, large_pages: bool, rounds: int, budget: float) -> list[dict[str, Any]]:
     """Return the rows of the results, for two ranks.
 
     Args:

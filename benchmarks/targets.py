@@ -163,9 +163,7 @@ def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
 
 
 def _messages(results: dict[str, Any]) -> Iterator[Verdict]:
-    by_place = {
-        (row["large_pages"], row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])
-    }
+    by_place = {(row["large_pages"], row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])}
 
     def ratio(large_pages: bool, nbytes: int, peers: Sequence[str], ours: str) -> float | None:
         """Return the time of the fastest of the peers through ours."""

@@ -32,6 +32,7 @@ from horovodlike._engine.metrics import metrics as metrics
 
 if TYPE_CHECKING:
     from horovodlike.arrays.functions import *
+    from horovodlike.arrays.hierarchy import *
     from horovodlike.arrays.messages import *
     from horovodlike.arrays.rooted import *
     from horovodlike.basics import *
@@ -58,6 +59,7 @@ _NAMES = {
         *("alltoall", "alltoall_async", "grouped_alltoall", "grouped_alltoall_async"),
         *("barrier", "join", "poll", "synchronize", "allgather_object", "broadcast_object"),
     ),
+    "horovodlike.arrays.hierarchy": ("Hierarchy", "Level"),
     "horovodlike.arrays.messages": ("ANY_SOURCE", "irecv", "isend", "recv", "send", "sendrecv"),
     "horovodlike.arrays.rooted": (
         *("gather", "gather_async", "scatter", "scatter_async"),

@@ -96,7 +96,7 @@ class ProcessSet:
 
 def _of_ranks(ranks: list[int]) -> ProcessSet:
     """Return the set of these ranks that is registered here; a new one if there is none."""
-    return next((one for one in _registered.values() if one.ranks == ranks), None) or ProcessSet(ranks)
+    return find(ranks) or ProcessSet(ranks)
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -304,16 +304,21 @@ def registration(process_set_id: int) -> int:
     return _registrations.get(process_set_id, 0)
 
 
+def find(ranks: Iterable[int]) -> ProcessSet | None:
+    """Return the registered set of these ranks, or None; the global set is not one of those."""
+    chosen = sorted(ranks)
+    return next((one for one in _registered.values() if one.ranks == chosen), None)
+
+
 def registered_of(ranks: Sequence[int]) -> ProcessSet:
     """Return the registered set of these ranks.
 
     Raises:
         ValueError: No such set is registered.
     """
+    if (found := find(ranks)) is not None:
+        return found
     chosen = sorted(ranks)
-    for process_set in _registered.values():
-        if process_set.ranks == chosen:
-            return process_set
     raise ValueError(
         f"no process set of the ranks {chosen} is registered: call hvd.add_process_set({chosen}) on all ranks first"
     )

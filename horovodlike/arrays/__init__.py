@@ -4,6 +4,7 @@
 
 * :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.arrays.rooted`: collectives with a root
 * :mod:`horovodlike.arrays.messages`: messages from one rank to another
+* :mod:`horovodlike.arrays.hierarchy`: process sets by keys of the ranks, in levels
 * :mod:`horovodlike.arrays.operations`: from arrays to requests of the engine, handles, and results
 * :mod:`horovodlike.arrays.memory`, with :mod:`horovodlike.arrays.dlpack`: the address, shape and dtype of an array
 * :mod:`horovodlike.arrays.fast_path`: allreduces that are repeated

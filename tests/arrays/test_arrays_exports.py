@@ -11,7 +11,7 @@ import pytest
 
 import horovodlike as hvd
 from horovodlike import basics, errors, process_set
-from horovodlike.arrays import functions, messages, rooted
+from horovodlike.arrays import functions, hierarchy, messages, rooted
 
 CPU_SECONDS = 0.1
 MEMORY_MIB = 25
@@ -37,11 +37,19 @@ def run(script):
 
 def test_the_names_are_those_of_the_modules():
     classes = [name for name, value in vars(errors).items() if inspect.isclass(value)]
-    modules = [*functions.__all__, *messages.__all__, *rooted.__all__, *basics.__all__, *process_set.__all__, *classes]
+    modules = [
+        *functions.__all__,
+        *hierarchy.__all__,
+        *messages.__all__,
+        *rooted.__all__,
+        *basics.__all__,
+        *process_set.__all__,
+        *classes,
+    ]
     assert sorted(hvd.__all__) == sorted(
         [*modules, "__version__", "flight_recorder", "metrics", "run", "start_timeline", "stop_timeline"]
     )
-    for module in (functions, messages, rooted, basics, process_set, errors):
+    for module in (functions, hierarchy, messages, rooted, basics, process_set, errors):
         for name in getattr(module, "__all__", classes if module is errors else ()):
             assert getattr(hvd, name) is getattr(module, name), name
     assert set(hvd.__all__) <= set(dir(hvd))

@@ -1,0 +1,130 @@
+#include "parameters/rule.h"
+
+#include <cmath>
+#include <cstring>
+#include <iterator>
+
+#include "collective/reduce/reduce.h"
+
+namespace hvl {
+
+namespace {
+
+struct Traits {
+  const char* name;
+  int num_arguments;
+  int num_slots;
+};
+
+constexpr Traits kTraits[] = {{"zero", 0, 0}, {"copy", 0, 0}, {"add", 0, 0},      {"scale_add", 1, 0}, {"max", 0, 0},
+                              {"min", 0, 0},  {"sgd", 1, 0},  {"momentum", 2, 1}, {"adam", 4, 2}};
+
+const Traits& traits_of(Rule rule) { return kTraits[static_cast<size_t>(rule)]; }
+
+void combine(ReduceOp op, const char* pushed, const Elements& elements) {
+  Reduction reduction;
+  reduction.dtype = elements.dtype;
+  reduction.op = op;
+  const void* sources[] = {elements.values, pushed};
+  void* dst = elements.values;
+  reduce(reduction, {sources, 2, &dst, 1, elements.count});
+}
+
+template <class T>
+void add_scaled(double scale, const T* pushed, const Elements& elements) {
+  T* values = reinterpret_cast<T*>(elements.values);
+  const T factor = static_cast<T>(scale);
+  for (size_t i = 0; i < elements.count; ++i) values[i] += factor * pushed[i];
+}
+
+template <class T>
+void momentum(const double* arguments, const T* pushed, const Elements& elements) {
+  T* values = reinterpret_cast<T*>(elements.values);
+  T* velocity = reinterpret_cast<T*>(elements.slots[0]);
+  const T lr = static_cast<T>(arguments[0]), decay = static_cast<T>(arguments[1]);
+  for (size_t i = 0; i < elements.count; ++i) {
+    velocity[i] = decay * velocity[i] + pushed[i];
+    values[i] += -lr * velocity[i];
+  }
+}
+
+template <class T>
+void adam(const double* arguments, const T* pushed, const Elements& elements) {
+  T* values = reinterpret_cast<T*>(elements.values);
+  T* mean = reinterpret_cast<T*>(elements.slots[0]);
+  T* square = reinterpret_cast<T*>(elements.slots[1]);
+  const double beta1 = arguments[1], beta2 = arguments[2], updates = static_cast<double>(elements.num_updates);
+  const T step = static_cast<T>(-arguments[0] / (1 - std::pow(beta1, updates)));
+  const T correction = static_cast<T>(std::sqrt(1 - std::pow(beta2, updates)));
+  const T weight = static_cast<T>(1 - beta1), decay = static_cast<T>(beta2), fresh = static_cast<T>(1 - beta2);
+  const T epsilon = static_cast<T>(arguments[3]);
+  for (size_t i = 0; i < elements.count; ++i) {
+    mean[i] += weight * (pushed[i] - mean[i]);
+    square[i] = square[i] * decay + fresh * pushed[i] * pushed[i];
+    values[i] += step * (mean[i] / (std::sqrt(square[i]) / correction + epsilon));
+  }
+}
+
+template <class T>
+void apply_with_arguments(const Update& update, const char* pushed, const Elements& elements) {
+  const T* typed = reinterpret_cast<const T*>(pushed);
+  switch (update.rule) {
+    case Rule::kScaleAdd: return add_scaled(update.arguments[0], typed, elements);
+    case Rule::kSgd: return add_scaled(-update.arguments[0], typed, elements);
+    case Rule::kMomentum: return momentum(update.arguments, typed, elements);
+    case Rule::kAdam: return adam(update.arguments, typed, elements);
+    case Rule::kZero:
+    case Rule::kCopy:
+    case Rule::kAdd:
+    case Rule::kMax:
+    case Rule::kMin: return;  // apply() does these
+  }
+}
+
+}  // namespace
+
+const char* name_of(Rule rule) { return traits_of(rule).name; }
+int num_arguments(Rule rule) { return traits_of(rule).num_arguments; }
+int num_slots(Rule rule) { return traits_of(rule).num_slots; }
+
+bool find_rule(const std::string& name, Rule* rule) {
+  for (size_t index = 0; index < std::size(kTraits); ++index) {
+    if (name != kTraits[index].name) continue;
+    *rule = static_cast<Rule>(index);
+    return true;
+  }
+  return false;
+}
+
+Status check(const Update& update, DataType dtype) {
+  const std::string rule = std::string("the rule '") + name_of(update.rule) + "'";
+  if (num_arguments(update.rule) > 0 && dtype != HVL_FLOAT32 && dtype != HVL_FLOAT64) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  rule + " is for float32 and float64, and the parameters are " + kDataTypeNames[dtype]);
+  }
+  for (int index = 0; index < num_arguments(update.rule); ++index) {
+    if (std::isfinite(update.arguments[index])) continue;
+    return Status(HVL_INVALID_ARGUMENT, "argument " + std::to_string(index + 1) + " of " + rule + " is not finite");
+  }
+  return Status();
+}
+
+void apply(const Update& update, const char* pushed, const Elements& elements) {
+  const size_t num_bytes = elements.count * size_of(elements.dtype);
+  if (num_bytes == 0) return;
+  switch (update.rule) {
+    case Rule::kZero: std::memset(elements.values, 0, num_bytes); return;
+    case Rule::kCopy: std::memcpy(elements.values, pushed, num_bytes); return;
+    case Rule::kAdd: return combine(HVL_SUM, pushed, elements);
+    case Rule::kMax: return combine(HVL_MAX, pushed, elements);
+    case Rule::kMin: return combine(HVL_MIN, pushed, elements);
+    case Rule::kScaleAdd:
+    case Rule::kSgd:
+    case Rule::kMomentum:
+    case Rule::kAdam: break;
+  }
+  if (elements.dtype == HVL_FLOAT32) return apply_with_arguments<float>(update, pushed, elements);
+  apply_with_arguments<double>(update, pushed, elements);
+}
+
+}  // namespace hvl

@@ -278,7 +278,7 @@ bool ProgressLoop::has_work() {
 uint32_t ProgressLoop::listening() const {
   // With nothing in flight here, not even a join, requests of other ranks can run only on sets without this rank.
   const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
-  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.messenger.awaits_messages() ? kWakeMessage : 0u) |
+  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.messenger.has_pending() ? kWakeMessage : 0u) |
          (context_.control->is_flushed() && !context_.messenger.awaits_room() ? 0u : kWakeRoom);
 }
 

@@ -11,12 +11,15 @@ Shard::Shard(DataType dtype, uint64_t count)
       values_(new char[count * size_of(dtype)]()),
       blocks_((count + kBlockElements - 1) / kBlockElements) {}
 
+Status Shard::check_range(uint64_t offset, uint64_t count) const {
+  if (offset <= count_ && count <= count_ - offset) return Status();
+  return Status(HVL_INVALID_ARGUMENT, std::to_string(count) + " elements from " + std::to_string(offset) +
+                                          " on are not in a shard of " + std::to_string(count_));
+}
+
 Status Shard::apply(const Update& update, uint64_t offset, uint64_t count, const char* pushed) {
-  if (offset > count_ || count > count_ - offset) {
-    return Status(HVL_INVALID_ARGUMENT, "elements " + std::to_string(offset) + " to " + std::to_string(offset + count) +
-                                            " are not in a shard of " + std::to_string(count_));
-  }
-  Status status = check(update, dtype_);
+  Status status = check_range(offset, count);
+  if (status.ok()) status = check(update, dtype_);
   while (status.ok() && count > 0) {
     const uint64_t in_block = std::min(count, kBlockElements - offset % kBlockElements);
     apply_in_block(update, offset, in_block, pushed);

@@ -26,6 +26,8 @@ class Shard {
   uint64_t count() const { return count_; }
   const char* values() const { return values_.get(); }
 
+  // An error says that the elements [offset, offset + count) are not all there.
+  Status check_range(uint64_t offset, uint64_t count) const;
   // Applies a rule to the elements [offset, offset + count). `pushed`: these elements, one after the other.
   Status apply(const Update& update, uint64_t offset, uint64_t count, const char* pushed);
 

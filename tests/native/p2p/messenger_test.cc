@@ -143,13 +143,13 @@ TEST(messages_that_no_request_awaits_wake_an_engine_when_they_fill_half_of_the_r
   }
   CHECK(num_bytes > capacity / 2);
   CHECK(num_bytes < capacity / 2 + 2 * credit_of(kEagerBytes));
-  CHECK(!receiver.messenger().awaits_messages());
+  CHECK(!receiver.messenger().has_pending());
   for (; num_bytes > 0; num_bytes -= credit_of(kEagerBytes)) {
     CHECK(receiver.is_complete(receiver.post(false, &received)));
     CHECK(received == sent);
   }
   const int64_t receive = receiver.post(false, &received);
-  CHECK(receiver.messenger().awaits_messages());
+  CHECK(receiver.messenger().has_pending());
   doorbell.arm(WaitingParty::kEngineThread, kWakeNews | kWakeMessage);
   sender.post(true, &sent);
   CHECK_EQ(doorbell.notifications(WaitingParty::kEngineThread), 2u);

@@ -14,15 +14,8 @@ namespace {
 
 const std::vector<uint64_t> kCounts = {1, 7, kBlockElements, 2 * kBlockElements + 1001};
 
-Update update_of(Rule rule, const std::vector<double>& arguments = {}) {
-  Update update;
-  update.rule = rule;
-  for (size_t index = 0; index < arguments.size(); ++index) update.arguments[index] = arguments[index];
-  return update;
-}
-
 template <class T>
-std::vector<T> numbers(uint64_t count, int seed) {
+std::vector<T> typed_numbers(uint64_t count, int seed) {
   std::vector<T> made(count);
   for (size_t i = 0; i < count; ++i) made[i] = static_cast<T>(static_cast<double>((i * 7919 + seed) % 101) / 8 - 5);
   return made;
@@ -46,8 +39,8 @@ void on_shards(DataType dtype, Function&& function) {
   for (uint64_t count : kCounts) {
     Shard shard(dtype, count);
     CHECK(values_of<T>(shard) == std::vector<T>(count));
-    const std::vector<T> initial = numbers<T>(count, 3), pushed = numbers<T>(count, 50);
-    push(&shard, update_of(Rule::kCopy), initial);
+    const std::vector<T> initial = typed_numbers<T>(count, 3), pushed = typed_numbers<T>(count, 50);
+    push(&shard, Update{Rule::kCopy, {}}, initial);
     CHECK(values_of<T>(shard) == initial);
     function(&shard, initial, pushed);
   }
@@ -64,11 +57,11 @@ void check_rule(DataType dtype, const Update& update, Expected&& expected) {
 
 template <class T>
 void check_rules_of_any_type(DataType dtype) {
-  check_rule<T>(dtype, update_of(Rule::kAdd), [](T e, T x) { return static_cast<T>(e + x); });
-  check_rule<T>(dtype, update_of(Rule::kMax), [](T e, T x) { return e > x ? e : x; });
-  check_rule<T>(dtype, update_of(Rule::kMin), [](T e, T x) { return e < x ? e : x; });
+  check_rule<T>(dtype, Update{Rule::kAdd, {}}, [](T e, T x) { return static_cast<T>(e + x); });
+  check_rule<T>(dtype, Update{Rule::kMax, {}}, [](T e, T x) { return e > x ? e : x; });
+  check_rule<T>(dtype, Update{Rule::kMin, {}}, [](T e, T x) { return e < x ? e : x; });
   on_shards<T>(dtype, [](Shard* shard, const std::vector<T>& initial, const std::vector<T>&) {
-    CHECK(shard->apply(update_of(Rule::kZero), 0, initial.size(), nullptr).ok());
+    CHECK(shard->apply(Update{Rule::kZero, {}}, 0, initial.size(), nullptr).ok());
     CHECK(values_of<T>(*shard) == std::vector<T>(initial.size()));
   });
 }
@@ -76,12 +69,12 @@ void check_rules_of_any_type(DataType dtype) {
 template <class T>
 void check_rules_of_floats(DataType dtype) {
   const T lr = static_cast<T>(0.1), scale = static_cast<T>(-1.75), decay = static_cast<T>(0.9);
-  check_rule<T>(dtype, update_of(Rule::kScaleAdd, {-1.75}), [&](T e, T x) { return e + scale * x; });
-  check_rule<T>(dtype, update_of(Rule::kSgd, {0.1}), [&](T e, T x) { return e - lr * x; });
+  check_rule<T>(dtype, Update{Rule::kScaleAdd, {-1.75}}, [&](T e, T x) { return e + scale * x; });
+  check_rule<T>(dtype, Update{Rule::kSgd, {0.1}}, [&](T e, T x) { return e - lr * x; });
   on_shards<T>(dtype, [&](Shard* shard, std::vector<T> values, const std::vector<T>& pushed) {
     std::vector<T> velocity(values.size());
     for (int step = 0; step < 3; ++step) {
-      push(shard, update_of(Rule::kMomentum, {0.1, 0.9}), pushed);
+      push(shard, Update{Rule::kMomentum, {0.1, 0.9}}, pushed);
       for (size_t i = 0; i < values.size(); ++i) {
         velocity[i] = decay * velocity[i] + pushed[i];
         values[i] = values[i] - lr * velocity[i];
@@ -109,7 +102,7 @@ TEST(adam) {
   on_shards<double>(HVL_FLOAT64, [&](Shard* shard, std::vector<double> values, const std::vector<double>& pushed) {
     std::vector<double> mean(values.size()), square(values.size());
     for (int step = 1; step <= 3; ++step) {
-      push(shard, update_of(Rule::kAdam, {lr, beta1, beta2, epsilon}), pushed);
+      push(shard, Update{Rule::kAdam, {lr, beta1, beta2, epsilon}}, pushed);
       for (size_t i = 0; i < values.size(); ++i) {
         mean[i] = beta1 * mean[i] + (1 - beta1) * pushed[i];
         square[i] = beta2 * square[i] + (1 - beta2) * pushed[i] * pushed[i];
@@ -126,10 +119,10 @@ TEST(adam) {
 
 // As if each block were a shard of its own: those that are not pushed keep their count of updates.
 TEST(a_push_of_some_elements_leaves_the_others_alone) {
-  const Update adam = update_of(Rule::kAdam, {0.01, 0.9, 0.99, 1e-8});
+  const Update adam = Update{Rule::kAdam, {0.01, 0.9, 0.99, 1e-8}};
   const uint64_t count = 3 * kBlockElements, offset = kBlockElements - 10;
   Shard whole(HVL_FLOAT64, count), part(HVL_FLOAT64, kBlockElements);
-  const std::vector<double> all = numbers<double>(count, 1), some = numbers<double>(20, 2);
+  const std::vector<double> all = typed_numbers<double>(count, 1), some = typed_numbers<double>(20, 2);
   push(&whole, adam, all);
   push(&whole, adam, some, offset);
   push(&part, adam, std::vector<double>(all.begin(), all.begin() + kBlockElements));
@@ -147,14 +140,14 @@ TEST(a_rule_that_cannot_be_applied_changes_nothing) {
   Shard integers(HVL_INT64, 4), floats(HVL_FLOAT32, 4);
   const std::vector<int64_t> pushed = {1, 2, 3, 4};
   const char* data = reinterpret_cast<const char*>(pushed.data());
-  push(&integers, update_of(Rule::kCopy), pushed);
-  const Status no_floats = integers.apply(update_of(Rule::kSgd, {0.1}), 0, 4, data);
+  push(&integers, Update{Rule::kCopy, {}}, pushed);
+  const Status no_floats = integers.apply(Update{Rule::kSgd, {0.1}}, 0, 4, data);
   CHECK_EQ(no_floats.code(), HVL_INVALID_ARGUMENT);
   CHECK_HAS(no_floats.message(), "'sgd' is for float32 and float64, and the parameters are int64");
-  CHECK_HAS(floats.apply(update_of(Rule::kMomentum, {0.1, infinity}), 0, 4, data).message(),
+  CHECK_HAS(floats.apply(Update{Rule::kMomentum, {0.1, infinity}}, 0, 4, data).message(),
             "argument 2 of the rule 'momentum' is not finite");
   for (const auto& [offset, count] : {std::pair<uint64_t, uint64_t>{0, 5}, {5, 0}, {2, UINT64_MAX}}) {
-    CHECK_EQ(integers.apply(update_of(Rule::kAdd), offset, count, data).code(), HVL_INVALID_ARGUMENT);
+    CHECK_EQ(integers.apply(Update{Rule::kAdd, {}}, offset, count, data).code(), HVL_INVALID_ARGUMENT);
   }
   CHECK(values_of<int64_t>(integers) == pushed);
   CHECK(values_of<float>(floats) == std::vector<float>(4));

@@ -1,0 +1,82 @@
+// The connection between a client and a server of parameters: batches of commands or replies, and messages of elements.
+// Each end is derived from Session.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "p2p/peer_link.h"
+#include "parameters/command.h"
+
+namespace hvl {
+
+// For one thread. What has arrived is given to the functions that the end overrides, in the order of its arrival.
+class Session : private MessageEvents {
+ public:
+  // `peer`: the other end, for errors. `keys`: as in FrameCoder.
+  Session(const std::string& peer, std::unique_ptr<PeerStream> stream, const MessageKeys* keys);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Moves bytes and handles what has arrived, without waiting. An error ends this session only.
+  Status progress(bool* progressed);
+  bool can_progress() const { return !out_.empty() || link_.can_progress(); }
+
+ protected:
+  virtual Status on_batch(Bytes batch) = 0;
+  // The other end has begun to send elements. They stay there until fetch().
+  virtual Status on_elements(uint64_t number, uint64_t num_bytes) = 0;
+  // The elements are in the memory that was given to fetch().
+  virtual Status on_fetched(uint64_t number) = 0;
+  // The memory that was given to send_elements() is not needed any more.
+  virtual Status on_sent(uint64_t number) = 0;
+
+  // Takes a command, or a reply, for the next progress().
+  template <typename Item, typename... Elements>
+  void put(const Item& item, Elements... elements) {
+    if (out_.size() >= kBatchBytes) flush();
+    append(item, elements..., &out_);
+  }
+  // The batch that on_batch() got last, or one before, has been handled: its sender may send as many bytes more.
+  void give_credit(uint64_t num_bytes) { link_.give_credit(num_bytes); }
+  // Sends elements, which are borrowed until on_sent().
+  void send_elements(uint64_t number, const char* elements, uint64_t num_bytes);
+  // Receives the elements that on_elements() has announced.
+  void fetch(uint64_t number, char* memory);
+  Status wrong(const std::string& what) const;
+
+ private:
+  // With the largest push in it, a batch is as long as an eager message may be.
+  static constexpr uint64_t kBatchBytes = kEagerBytes - kInlineBytes - kCommandBytes;
+
+  struct Arrived {
+    MessageHeader header;
+    Announcement announcement;
+    Bytes bytes;  // unless the sender keeps them
+    bool is_here = false;
+  };
+
+  bool on_message(const MessageHeader& message, const char* payload) override;
+  void on_announcement(const MessageHeader& message, const Announcement& announcement) override;
+  void on_end(const MessageRequest& request, Status status, const MessageHeader& message) override;
+
+  void flush();
+  void keep(Arrived arrived);
+  Status handle();
+
+  const std::string peer_;
+  Bytes out_;
+  std::unordered_map<int64_t, Bytes> sent_batches_;  // by the handles of their sends
+  std::unordered_map<uint64_t, Arrived> elements_;   // by number, until fetch()
+  std::deque<Arrived> batches_;                      // until on_batch(), in the order in which they were sent
+  std::vector<uint64_t> begun_, fetched_, sent_;     // numbers of elements, since the last progress()
+  int64_t next_handle_ = 1;
+  Status status_;  // the last error in what has arrived
+  PeerLink link_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,247 @@
+// Clients and a server of parameters, whose sessions are connected through shared memory and each transport.
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "check.h"
+#include "p2p/shm_stream.h"
+#include "parameters/client_session.h"
+#include "parameters/server_session.h"
+#include "transports.h"
+
+namespace hvl {
+namespace {
+
+constexpr uint64_t kSoon = 10 * kSecond;
+constexpr uint32_t kShard = 7;
+
+const char* bytes_of(const std::vector<double>& values) { return reinterpret_cast<const char*>(values.data()); }
+
+// The two ends of a connection.
+struct Ends {
+  std::shared_ptr<HostMemory> memory;
+  std::unique_ptr<RemoteRanks> remote;
+  std::unique_ptr<PeerStream> streams[2];
+  std::optional<MessageKeys> keys[2];
+
+  explicit Ends(int pid) : memory(HostMemory::anonymous(HostShape{2, 4096, 4})) {
+    for (int end : {0, 1}) streams[end] = std::make_unique<ShmStream>(memory, end, 1 - end, pid);
+  }
+  explicit Ends(const Wiring& wiring) : remote(std::make_unique<RemoteRanks>(2, wiring)) {
+    for (int end : {0, 1}) {
+      streams[end] = std::make_unique<MeshStream>(remote->message_stream(end, 1 - end, &keys[end]), 1 - end);
+    }
+  }
+  const MessageKeys* keys_of(int end) const { return keys[end].has_value() ? &*keys[end] : nullptr; }
+};
+
+// A client and the server's session for it.
+struct Connection {
+  Ends ends;
+  std::map<uint64_t, Status> ended;  // by number
+  ClientSession client;
+  ServerSession server;
+
+  template <typename How>
+  Connection(const How& how, Shards* shards)
+      : ends(how),
+        client("the server", std::move(ends.streams[0]), ends.keys_of(0),
+               [this](uint64_t number, const Status& status) { ended[number] = status; }),
+        server("a client", std::move(ends.streams[1]), ends.keys_of(1), shards) {}
+
+  uint64_t push(const Update& update, uint64_t offset, const std::vector<double>& values, uint32_t shard = kShard) {
+    return client.push(update, shard, offset, values.size(), bytes_of(values), values.size() * sizeof(double));
+  }
+  uint64_t pull(uint64_t offset, std::vector<double>* values, uint32_t shard = kShard) {
+    return client.pull(shard, offset, values->size(), reinterpret_cast<char*>(values->data()),
+                       values->size() * sizeof(double));
+  }
+  void progress() {
+    bool progressed = false;
+    CHECK_EQ(client.progress(&progressed).message(), "");
+    CHECK_EQ(server.progress(&progressed).message(), "");
+  }
+  void run_until(const std::function<bool()>& is_done) {
+    const uint64_t deadline = now_ns() + kSoon;
+    while (!is_done()) {
+      REQUIRE(now_ns() < deadline);
+      progress();
+    }
+  }
+  void run() {
+    run_until([&] { return !client.has_pending(); });
+  }
+};
+
+// Calls function(connect) for each way to connect a client with a server.
+void on_each_way(const std::function<void(const std::function<std::unique_ptr<Connection>(Shards*)>&)>& function) {
+  for (int pid : {0, static_cast<int>(getpid())}) {
+    function([&](Shards* shards) { return std::make_unique<Connection>(pid, shards); });
+  }
+  on_each_transport([&](const Wiring& wiring) {
+    function([&](Shards* shards) { return std::make_unique<Connection>(wiring, shards); });
+  });
+}
+
+Shards one_shard(uint64_t count, DataType dtype = HVL_FLOAT64) {
+  Shards shards;
+  shards[kShard] = std::make_unique<Shard>(dtype, count);
+  return shards;
+}
+
+std::vector<double> numbers(uint64_t count, int seed) {
+  std::vector<double> made(count);
+  for (size_t i = 0; i < count; ++i) made[i] = static_cast<double>((i * 7919 + static_cast<size_t>(seed)) % 1009);
+  return made;
+}
+
+TEST(pushes_of_all_sizes_are_applied_in_order_and_pulls_see_those_before) {
+  const std::vector<uint64_t> counts = {0, 1, kInlineBytes / 8, kInlineBytes / 8 + 1, 1500, kBlockElements};
+  on_each_way([&](const auto& connect) {
+    const uint64_t count = kBlockElements + 100;
+    Shards shards = one_shard(count);
+    const auto connection = connect(&shards);
+    std::vector<double> expected(count);
+    std::vector<std::vector<double>> pushed, pulled, wanted;
+    pushed.reserve(2 * counts.size());
+    pulled.reserve(counts.size());
+    for (size_t index = 0; index < counts.size(); ++index) {
+      const uint64_t offset = 50 + index;
+      for (const Rule rule : {Rule::kAdd, Rule::kScaleAdd}) {
+        pushed.push_back(numbers(counts[index], static_cast<int>(index)));
+        connection->push(Update{rule, {2}}, offset, pushed.back());
+        const double factor = rule == Rule::kAdd ? 1 : 2;
+        for (size_t i = 0; i < counts[index]; ++i) expected[offset + i] += factor * pushed.back()[i];
+      }
+      pulled.emplace_back(counts[index]);
+      connection->pull(offset, &pulled.back());
+      wanted.emplace_back(expected.begin() + static_cast<int64_t>(offset),
+                          expected.begin() + static_cast<int64_t>(offset + counts[index]));
+    }
+    connection->run();
+    for (const auto& [number, status] : connection->ended) CHECK_EQ(status.message(), "");
+    CHECK_EQ(connection->ended.size(), 3 * counts.size());
+    CHECK(pulled == wanted);
+  });
+}
+
+TEST(small_pushes_of_several_clients_add_up) {
+  on_each_way([](const auto& connect) {
+    constexpr int kPushes = 2000;
+    Shards shards = one_shard(128);
+    std::vector<std::unique_ptr<Connection>> clients;
+    for (int client = 0; client < 3; ++client) clients.push_back(connect(&shards));
+    const std::vector<double> ones(128, 1);
+    for (int push = 0; push < kPushes; ++push) {
+      for (const auto& client : clients) client->push(Update{Rule::kAdd, {}}, 0, ones);
+    }
+    for (const auto& client : clients) client->run();
+    std::vector<double> sum(128);
+    clients[0]->pull(0, &sum);
+    clients[0]->run();
+    CHECK(sum == std::vector<double>(128, 3 * kPushes));
+  });
+}
+
+TEST(a_client_that_does_not_take_what_it_has_asked_for_holds_up_itself_only) {
+  on_each_way([](const auto& connect) {
+    Shards shards = one_shard(kBlockElements);
+    const auto silent = connect(&shards), other = connect(&shards);
+    std::vector<std::vector<double>> pulled(20, std::vector<double>(kBlockElements));
+    bool progressed = false;
+    for (auto& values : pulled) silent->pull(0, &values);
+    for (int round = 0; round < 100; ++round) {
+      if (round < 3) CHECK(silent->client.progress(&progressed).ok());
+      CHECK(silent->server.progress(&progressed).ok());
+    }
+    const std::vector<double> ones(kBlockElements, 1);
+    other->push(Update{Rule::kAdd, {}}, 0, ones);
+    other->run();
+    silent->run();
+    CHECK_EQ(silent->ended.size(), pulled.size());
+    CHECK(pulled.back() == ones);
+  });
+}
+
+TEST(a_command_that_fails_does_not_end_the_session) {
+  on_each_way([](const auto& connect) {
+    Shards shards = one_shard(1000);
+    shards[8] = std::make_unique<Shard>(HVL_INT32, 1000);
+    const auto connection = connect(&shards);
+    const std::vector<double> one = {1}, many(1000, 1), too_many(1001, 1);
+    std::vector<double> values(1000), beyond(1001);
+    const std::vector<std::pair<uint64_t, std::string>> failed = {
+        {connection->push(Update{Rule::kAdd, {}}, 0, one, 9), "no shard of this number"},
+        {connection->push(Update{Rule::kAdd, {}}, 0, many, 9), "no shard of this number"},
+        {connection->push(Update{Rule::kAdd, {}}, 0, too_many), "1001 elements from 0 on"},
+        {connection->push(Update{Rule::kAdd, {}}, 1000, one), "1 elements from 1000 on"},
+        {connection->push(Update{Rule::kSgd, {}}, 0, many, 8), "8000 bytes were pushed for 1000 elements of int32"},
+        {connection->pull(0, &values, 9), "no shard of this number"},
+        {connection->pull(0, &beyond), "1001 elements from 0 on"},
+    };
+    const uint64_t fine = connection->push(Update{Rule::kAdd, {}}, 0, many);
+    const uint64_t zero = connection->client.push(Update{Rule::kZero, {}}, kShard, 10, 5, nullptr, 0);
+    connection->pull(0, &values);
+    connection->run();
+    for (const auto& [number, text] : failed) CHECK_HAS(connection->ended.at(number).message(), text);
+    CHECK(connection->ended.at(fine).ok());
+    CHECK(connection->ended.at(zero).ok());
+    std::vector<double> expected(many);
+    std::fill(expected.begin() + 10, expected.begin() + 15, 0);
+    CHECK(values == expected);
+  });
+}
+
+TEST(a_client_ends_what_is_pending_when_the_server_is_lost) {
+  Shards shards = one_shard(10);
+  Connection connection(0, &shards);
+  const std::vector<double> one = {1};
+  const uint64_t first = connection.push(Update{Rule::kAdd, {}}, 0, one);
+  connection.run();
+  const uint64_t second = connection.push(Update{Rule::kAdd, {}}, 0, one);
+  connection.client.fail(Status::lost("the server is lost"));
+  CHECK(connection.ended.at(first).ok());
+  CHECK_EQ(connection.ended.at(second).message(), "the server is lost");
+  CHECK(!connection.client.has_pending());
+}
+
+TEST(batches_that_are_cut_off_or_out_of_range) {
+  Command command;
+  command.number = 1;
+  command.num_inline = 16;
+  Bytes whole;
+  append(command, "0123456789abcdef", &whole);
+  Command read;
+  const char* elements = nullptr;
+  BatchReader reader(whole);
+  CHECK(reader.read(&read, &elements).ok());
+  CHECK_EQ(std::string(elements, 16), "0123456789abcdef");
+  CHECK(reader.is_at_end());
+  for (size_t length = 1; length < whole.size(); ++length) {
+    const Bytes part(whole.begin(), whole.begin() + static_cast<int64_t>(length));
+    CHECK_HAS(BatchReader(part).read(&read, &elements).message(), "cut off");
+  }
+  for (size_t position : {size_t{0}, size_t{1}, size_t{2}, size_t{15}, size_t{39}}) {
+    Bytes changed = whole;
+    changed[position] = '\xff';
+    CHECK_HAS(BatchReader(changed).read(&read, &elements).message(), "out of range");
+  }
+  Bytes reply;
+  append(Reply{3, Status(HVL_MISMATCH, "why")}, &reply);
+  Reply got;
+  CHECK(BatchReader(reply).read(&got).ok());
+  CHECK_EQ(got.number, uint64_t{3});
+  CHECK_EQ(got.status.message(), "why");
+  for (size_t length = 1; length < reply.size(); ++length) {
+    const Bytes part(reply.begin(), reply.begin() + static_cast<int64_t>(length));
+    CHECK_HAS(BatchReader(part).read(&got).message(), "cut off");
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -13,6 +13,7 @@ training catches these errors. Or one call is wrong: only its tensor failed, and
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
      +-- RendezvousError                        init(): the ranks could not find or trust each other
      +-- StateFileError                         elastic: a state on disk is damaged or cannot be trusted
+     +-- DamagedRecordsError                    a file of records is damaged, truncated or empty
     ValueError
      +-- NotInitializedError                    used before init()
      +-- ConfigError                            a setting or an environment variable has a bad value
@@ -79,6 +80,30 @@ class RendezvousError(RuntimeError):
 
 class StateFileError(RuntimeError):
     """Elastic training: the state on disk cannot be used; the message says why, and what to do."""
+
+
+class DamagedRecordsError(RuntimeError):
+    """A file of records is damaged, truncated or empty; the message says which file, and which records are lost.
+
+    Attributes:
+        file: The path of the file.
+        start: The first record that is lost.
+        end: The record after the last that is lost; None if all from ``start`` on are, in a number that is not known.
+        reason: The cause, as the format's library describes it.
+    """
+
+    def __init__(self, file: str, start: int, end: int | None, reason: str) -> None:
+        """Build the message from the arguments."""
+        if end is None:
+            lost = f"the records from {start} on are" if start else "all its records are"
+        else:
+            lost = f"record {start} is" if end == start + 1 else f"the records {start} to {end - 1} are"
+        super().__init__(f"{file} is damaged, and {lost} lost ({reason}): restore the file, or list the others only")
+        self.file, self.start, self.end, self.reason = file, start, end, reason
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickle by constructor arguments; the default would pass the message."""
+        return type(self), (self.file, self.start, self.end, self.reason)
 
 
 class NotInitializedError(ValueError):

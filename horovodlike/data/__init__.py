@@ -3,9 +3,10 @@
 * :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
 * :class:`StaticPartition`: assigns the tasks to the ranks once for each epoch
 * :class:`DynamicPartition`: assigns the tasks while the epoch runs, for jobs whose ranks come and go
+* :func:`list_records`, :class:`RecordReader`: tasks of files of records, and the records of a partition's batches
 * :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a background thread
 
-A partition says *which* samples a rank reads; the script reads them::
+A partition says *which* samples a rank reads; the script reads them, or a :class:`RecordReader`::
 
     tasks = cut_into_tasks({"a.bin": 70000, "b.bin": 52000}, samples_per_task=1000)
     partition = StaticPartition(tasks, batch_size=32)
@@ -18,6 +19,7 @@ A partition says *which* samples a rank reads; the script reads them::
 
 from horovodlike.data.dynamic_partition import DynamicPartition
 from horovodlike.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
+from horovodlike.data.records import RecordBatch, RecordReader, RecordSet, convert_images, list_records
 from horovodlike.data.static_partition import StaticPartition
 from horovodlike.data.tasks import Batch, Task, cut_into_tasks
 
@@ -26,7 +28,12 @@ __all__ = [
     "BaseDataLoader",
     "Batch",
     "DynamicPartition",
+    "RecordBatch",
+    "RecordReader",
+    "RecordSet",
     "StaticPartition",
     "Task",
+    "convert_images",
     "cut_into_tasks",
+    "list_records",
 ]

@@ -102,6 +102,11 @@ class DynamicPartition:
         """The current epoch."""
         return self._epoch
 
+    @property
+    def is_recorded_manually(self) -> bool:
+        """Whether batches may be asked for ahead of the training: ``record`` is ``"manual"``."""
+        return self._record == "manual"
+
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. If it is the current one, samples that are done stay done, so a resumed script may call this.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import generate
 import pytest
 import yaml
+from PIL import Image
 
 import horovodlike.torch as hvd
 from horovodlike import config
@@ -24,9 +25,10 @@ from horovodlike.launcher import options
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HVDRUN = Path(sys.executable).parent / "hvdrun"
+HVDRUN_RECORDS = HVDRUN.with_name("hvdrun-records")
 
 # What `hvd` is in pages that are not about PyTorch.
-FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodlike"}
+FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodlike", "records.md": "horovodlike"}
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
@@ -109,6 +111,9 @@ def test_command_exists(page: str, line: str, hvdrun_help: str) -> None:
         check_python(words)
     elif program in ("hvdrun", "horovodrun"):
         check_hvdrun(words, hvdrun_help)
+    elif program == "hvdrun-records":
+        shown = subprocess.run([HVDRUN_RECORDS, "--help"], capture_output=True, text=True, check=True).stdout
+        assert all(word in shown for word in words if word.startswith("-"))
     else:
         assert program in FOREIGN, f"{page} uses {program}"
 
@@ -202,6 +207,23 @@ def test_the_page_about_arrays_runs(tmp_path: Path) -> None:
     command = [HVDRUN, "-np", "2", sys.executable, script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_about_records_runs(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "users" / "records.md"
+    for number in range(70):
+        path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+    (tmp_path / "train.py").write_text("\n".join(blocks(page, "python")))
+    (commands_of_page,) = blocks(page, "sh")
+    for line in commands_of_page.splitlines()[1:]:  # the first one installs
+        program, *words = shlex.split(line)
+        words = [sys.executable if word == "python" else word for word in words]
+        command = [HVDRUN.with_name(program), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out" / "images-00000-of-00001.parquet").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,6 +8,7 @@ The modules behind this façade:
 
 * :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: compression of gradients
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
+* :mod:`horovodlike.weighting`: averages over samples instead of ranks
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: broadcasts of parameters, optimizer state and objects, and allgather of objects
 * :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
@@ -31,6 +32,7 @@ from horovodlike.torch.functions import (
 from horovodlike.torch.mpi_ops import *  # the collectives
 from horovodlike.torch.optimizer import DistributedOptimizer
 from horovodlike.torch.sync_batch_norm import SyncBatchNorm
+from horovodlike.weighting import batch_weight, set_batch_weight
 
 __all__ = [
     "Adasum",
@@ -58,6 +60,7 @@ __all__ = [
     "alltoall",
     "alltoall_async",
     "barrier",
+    "batch_weight",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -106,6 +109,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "set_batch_weight",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from horovodlike import basics
+from horovodlike import basics, weighting
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._ops import disable_compile
@@ -25,6 +25,7 @@ from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import ReductionOptions
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
+from horovodlike.weighting import Weight
 
 _CHANGED = (
     "gradients have been changed between backward() and step(), before they were reduced: all ranks get the same "
@@ -65,7 +66,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss and its gradients, and may be called several times. Each call reduces the
-                gradients and, for Average and Sum, the loss with the same operation, so that an optimizer that makes
+                gradients and, for Average and Sum, the loss with the same operation and weight, so that an optimizer that makes
                 decisions by the loss makes the same ones on all ranks.
 
         Returns:
@@ -77,6 +78,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if self._delta is not None:
+            weighting.of_step(None, basics.Adasum, type(self).__name__)  # raises if a weight is set
             own_step = partial(super().step, *([] if closure is None else [closure]))
             return self._delta.step(own_step) if self._reduction.communicates else own_step()
         if closure is not None and self._should_synchronize:
@@ -111,11 +113,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if loss is None or op not in (basics.Average, basics.Sum) or not (states and self._reduction.communicates):
             return loss
         name = f"loss.{min(state.name for state in states)}"
-        if isinstance(loss, torch.Tensor):
-            return allreduce(loss.detach(), name=name, op=op, process_set=process_set)
-        return allreduce(
-            torch.tensor(loss, dtype=torch.float64, device="cpu"), name=name, op=op, process_set=process_set
-        ).item()
+        own = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64, device="cpu")
+        reduced = allreduce(self._reduction.weights.weighted(own), name=name, op=op, process_set=process_set)
+        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
     def synchronize(self) -> None:
         """Wait until the gradients of this step are reduced. All ranks have to call this, or `step`.
@@ -429,6 +429,7 @@ def DistributedOptimizer(
     groups: int | Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    weight: Weight = None,
 ) -> _DistributedOptimizer:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
@@ -472,6 +473,11 @@ def DistributedOptimizer(
         sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are gathered (`op` Average or Sum
             only), which is quicker where few rows have a gradient.
         process_set: The ranks whose gradients are reduced together. On other ranks the optimizer reduces nothing.
+        weight: The number of samples behind this rank's gradients in each step, or a function without arguments that
+            returns it and is called once in each step, after the backward pass has begun: gradients are then reduced to
+            the mean over the samples of all ranks. With several backward passes it is the number of samples of all of
+            them. `hvd.batch_weight`: the weight that `set_batch_weight` has set. None: the same, or the average over
+            ranks if none is set. Needs Average.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -495,7 +501,8 @@ def DistributedOptimizer(
     reducer, compressor = _checked_compression(compression, chosen_groups)
     if op == basics.Adasum and (reducer is not None or chosen_groups):
         raise ValueError("op=Adasum knows no groups, and of compressions those that are classes")
-    options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set)
+    weighting.check_argument(weight, op, "DistributedOptimizer")
+    options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set, weight)
     wrapped = _subclass_instance(optimizer)
     wrapped._inner = optimizer
     wrapped._begin(Options(names, options, passes, reducer, chosen_groups))

@@ -45,6 +45,7 @@ class CompressedReduction(Reduction):
     def _submit(
         self, states: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
     ) -> None:
+        self._scale(states, streams)
         for state in states:
             grad = state.gradient()
             if grad is None:

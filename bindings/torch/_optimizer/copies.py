@@ -37,13 +37,17 @@ class CopiedOptions:
     def of(cls, options: Options, pickled: bool) -> CopiedOptions:
         """Return the options for a copy of an optimizer with these options."""
         compression, process_set = options.reduction.compression, options.reduction.process_set
-        reason = None
+        weight, reason = options.reduction.weight, None
         if options.reducer is not None:
             reason = f"compression={type(options.reducer).__name__} has a state of its own for the parameters"
         elif pickled and not _can_be_imported(compression):
             reason = f"compression={compression.__name__} cannot be imported, so that the pickle has none"
             compression = NoneCompressor
-        reduction = replace(options.reduction, process_set=global_process_set, compression=compression)
+        elif pickled and callable(weight) and not _can_be_imported(weight):
+            reason, weight = f"weight={weight!r} cannot be imported, so that the pickle has none", None
+        reduction = replace(
+            options.reduction, process_set=global_process_set, compression=compression, weight=weight
+        )
         ranks = None if process_set is global_process_set else process_set.ranks
         return cls(replace(options, reducer=None, reduction=reduction), ranks, reason)
 
@@ -65,8 +69,8 @@ class CopiedOptions:
         return replace(self.options, reduction=replace(self.options.reduction, process_set=process_set))
 
 
-def _can_be_imported(cls: type) -> bool:
-    found: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
+def _can_be_imported(cls: Any) -> bool:
+    found: Any = sys.modules.get(getattr(cls, "__module__", ""))
+    for part in getattr(cls, "__qualname__", "").split("."):
         found = getattr(found, part, None)
     return found is cls

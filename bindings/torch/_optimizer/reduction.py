@@ -33,6 +33,7 @@ from horovodlike.torch._optimizer.gradient_mask import GradientMask
 from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
 from horovodlike.torch._optimizer.gradient_state import GradientState, Group
 from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions, Submission
+from horovodlike.torch._optimizer.weight_exchange import WeightExchange
 
 # About this many bytes of gradients are handed over at once; each time, the computing thread loses cache contents.
 _WORTH_SENDING = 1 << 20
@@ -77,6 +78,7 @@ class Reduction:
         self._streams: dict[GradientState, GpuStream] = {}  # on which the noted gradients on a GPU were made
         self._submission = Submission(options, self._set_id)
         self._mask = GradientMask()
+        self.weights = WeightExchange(options)
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # the first complete gradient, and its version
         self._failure: Exception | None = None  # an error that `hand_over_for_another` has caught
         # Each thread that waits hands gradients over, so several may do so at once: the lock guards a gradient's way
@@ -168,6 +170,7 @@ class Reduction:
         if self.states:
             name = f"presence.{min(state.name for state in self.states)}"
             self._mask.describe(len(self.states), name, self._set_id)
+            self.weights.describe(name, self._set_id)
 
     def _handing_over_hook(self, is_last: bool) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
@@ -279,7 +282,7 @@ class Reduction:
             except ValueError:  # there is no job, or the process set is not registered any more
                 self.abandon()
                 raise
-            if communicates:
+            if communicates and self.weights.allows_hand_over():
                 complete, left = self._complete.copy(), []
                 if but_small and not self._streams:
                     left = [state for state in complete if state.is_small or state.is_part_of_a_storage()]
@@ -292,17 +295,24 @@ class Reduction:
 
     def _announce_if_complete(self) -> None:
         if len(self._submission.borrowed) == len(self.states) and not self._mask.handle:
-            self._mask.announce((), self._submission.sparse_dims)
+            self._mask.announce((), self._submission.sparse_dims, bool(self.weights.is_used))
 
     def _submit(
         self, states: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
     ) -> None:
         try:
+            self._scale(states, streams)
             self._submission.submit(states, streams, waits)
             self._announce_if_complete()
         except BaseException:
             self.abandon()
             raise
+
+    def _scale(self, states: list[GradientState], streams: Mapping[GradientState, GpuStream]) -> None:
+        """Multiply gradients that are about to be handed over by the factor that the ranks' weights make."""
+        if self.weights.factors is not None:
+            self.weights.scale(states, streams)
+            self._first_seen = (self._first_seen[0], _version(self._first_seen[0]))
 
     def finish(self) -> bool:
         """Wait until the gradients of all parameters are reduced, and begin the next step.
@@ -325,6 +335,7 @@ class Reduction:
             if self.states and self.communicates:
                 grad, version = self._first_seen
                 changed = self._submission.has_been_changed() or _version(grad) != version or self._were_replaced()
+                self._wait_for_weights()
                 with self._lock:
                     self._complete.clear()
                     everything = not self._submission.borrowed
@@ -332,6 +343,8 @@ class Reduction:
                     self._submit(rest, waits=True)
                 self._agree_on_mask()
                 self._wait()
+            else:
+                self.weights.alone(bool(self.options.process_set.included()))
         except BaseException:
             self.abandon()
             raise
@@ -344,6 +357,13 @@ class Reduction:
             self._take_in_later()
         return changed
 
+    def _wait_for_weights(self) -> None:
+        with self._lock:
+            weighted = self.weights.begin(waits=True)
+        if weighted:
+            self.weights.wait()
+            self.weights.drop_what_does_not_count(self.states)
+
     def _take_in_later(self) -> None:
         """Reduce gradients of parameters that are new or now require one: separately once, then with all others."""
         ready = [(name, param) for name, param in self._later if param.requires_grad]
@@ -351,6 +371,7 @@ class Reduction:
             return
         apart = self._without_parameters()
         apart.add(ready)
+        apart.weights.take_over(self.weights)
         try:
             apart.finish()
         finally:
@@ -364,7 +385,7 @@ class Reduction:
     def _agree_on_mask(self) -> None:
         absent = [state for state in self.states if state.grad is None] if not self._mask.handle else []
         if absent:
-            self._mask.announce([state.index for state in absent], self._submission.sparse_dims)
+            self._mask.announce([state.index for state in absent], self._submission.sparse_dims, bool(self.weights.is_used))
         # The mask is handed over last, so the gradients are usually reduced when the mask is.
         self._mask.wait()
         if absent:
@@ -412,6 +433,7 @@ class Reduction:
         self._complete.clear()
         self._streams.clear()
         self._submission.clear()
+        self.weights.end()
         self._mask.handle = 0
 
 

@@ -18,6 +18,7 @@ from horovodlike.torch._ops.loan import Loan, address_of, give_back, has_moved, 
 from horovodlike.torch._ops.sparse import SparseGathering
 from horovodlike.torch._ops.tensor import in_memory_like
 from horovodlike.torch._optimizer.gradient_state import GradientState, GradientStateBatch, Group
+from horovodlike.weighting import Weight
 
 CURRENT: Mapping[
     GradientState, GpuStream
@@ -34,6 +35,7 @@ class ReductionOptions:
     postscale: float = 1.0
     sparse_as_dense: bool = False
     process_set: ProcessSet = global_process_set
+    weight: Weight = None
 
 
 class Submission:

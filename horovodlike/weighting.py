@@ -24,6 +24,11 @@ Weight = Any
 With TensorFlow, also a tensor.
 """
 
+NO_AVERAGE = (
+    "there is no average over the samples of all ranks: at least one rank must have samples in each step, and all "
+    "weights must be finite numbers >= 0; skip a step without samples on all ranks. The sum of the ranks' weights is"
+)
+
 DISAGREE = (
     "(the sum of the ranks' weights, and a gradient or its mask, have one name: do only some ranks weight the "
     "gradients of this step? Either all of them call hvd.set_batch_weight() before a step or give weight= to the "
@@ -108,12 +113,17 @@ def check_argument(weight: Weight, op: int, operation: str) -> None:
     """
     if weight is None:
         return
-    _check_op(op, operation)
+    check_op(op, operation)
     if not callable(weight):
         checked(weight, operation)
 
 
-def _check_op(op: int, operation: str) -> None:
+def check_op(op: int, operation: str) -> None:
+    """Make sure that gradients which are reduced by `op` can be weighted.
+
+    Raises:
+        ValueError: `op` is not Average.
+    """
     if op != ReduceOp.AVERAGE:
         raise ValueError(
             f"{operation}: weights make an average over samples, and need op=hvd.Average, got "
@@ -136,7 +146,7 @@ def of_step(weight: Weight, op: int, operation: str) -> float | None:
     if weight is None:
         if not is_set():
             return None
-        _check_op(op, operation)
+        check_op(op, operation)
         return batch_weight()
     return checked(weight() if callable(weight) else weight, operation)
 
@@ -165,16 +175,8 @@ def factor(weight: float, total: float, divided_by: float) -> float:
         ValueError: The sum is 0, or too large for a float. It is the same on all ranks, and so is the error.
     """
     if not 0 < total < float("inf"):
-        raise ValueError(impossible(total))
+        raise ValueError(f"{NO_AVERAGE} {total}")
     return weight * divided_by / total if weight else 0.0
-
-
-def impossible(total: object) -> str:
-    """Return the message about a sum of weights that makes no average."""
-    return (
-        f"the ranks' weights add up to {total}, so there is no average over their samples: at least one rank must have "
-        "samples in each step, and all weights must be numbers >= 0; skip a step without samples on all ranks"
-    )
 
 
 def _forget(_: object) -> None:

@@ -29,11 +29,13 @@ from horovodlike.keras.functions import (
     broadcast_global_variables,
     join,
     reducescatter,
+    set_batch_weight,
 )
 from horovodlike.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovodlike.keras.saving import load_model
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
+from horovodlike.weighting import batch_weight
 
 __all__ = [
     "Adasum",
@@ -50,6 +52,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allreduce",
+    "batch_weight",
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
@@ -76,6 +79,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "set_batch_weight",
     "shutdown",
     "size",
     "start_timeline",

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from horovodlike.process_set import ProcessSet
+from horovodlike.weighting import Weight
 
 # TensorFlow accepts these values as true. On another backend the variable is ignored: tf_keras has only TensorFlow.
 is_tf_keras = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True") and os.environ.get(
@@ -84,6 +85,7 @@ class Reduction:
         postscale: Multiplies the results.
         compression: A compression class of the backend, such as `horovodlike.keras.Compression.none`.
         process_set: The ranks that take part.
+        weight: The weight of this rank's gradients in this step; None: they are not weighted.
     """
 
     op: int
@@ -91,6 +93,7 @@ class Reduction:
     postscale: float
     compression: Any
     process_set: ProcessSet
+    weight: Any = None
 
 
 class Backend(Protocol):
@@ -101,6 +104,24 @@ class Backend(Protocol):
     """
 
     Compression: Any
+
+    @staticmethod
+    def set_batch_weight(weight: Any) -> None:
+        """Set the weight of this rank's gradients in the next step: see `horovodlike.weighting.set_batch_weight`."""
+
+    @staticmethod
+    def weight_of_step(weight: Weight, op: int, operation: str, alone: bool) -> Any:
+        """Return this rank's weight in this step, for `Reduction`; None if gradients are not weighted.
+
+        Args:
+            weight: The argument of the optimizer.
+            op: The reduction of the gradients.
+            operation: The wrapper, for messages.
+            alone: No other rank takes part, so that the weight must not be 0.
+
+        Raises:
+            ValueError: A weight cannot be used.
+        """
 
     @staticmethod
     def reduce(

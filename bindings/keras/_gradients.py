@@ -132,7 +132,10 @@ class Gradients:
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients to be applied: reduced, or scaled if they are local."""
-        if not self.communicates:
+        options, communicates = self.options, self.communicates
+        alone = not communicates and bool(options.process_set.included())
+        weight = self._backend.weight_of_step(options.weight, options.op, "DistributedOptimizer", alone)
+        if not communicates:
             return list(gradients)
         of_layers = [variable for layer in self.local.layers for variable in layer.trainable_variables]
         local = {self._key(variable) for variable in (*of_layers, *self.local.variables)}
@@ -146,7 +149,7 @@ class Gradients:
         if shared:
             prefix = self.options.name or f"DistributedOptimizer_{_digest(shared)}"
             reduced = self._backend.reduce(
-                self._reduction(),
+                self._reduction(weight),
                 self._groups(shared),
                 # Names contain positions instead of the variables' paths. A path contains numbers by which Keras counts
                 # the layers made in a process. They differ between ranks if rank 0 has made another model before.
@@ -158,10 +161,10 @@ class Gradients:
                 result[position] = gradient
         return result
 
-    def _reduction(self) -> _backend.Reduction:
+    def _reduction(self, weight: Any) -> _backend.Reduction:
         factor = self.options.gradient_predivide_factor
         compression = self.options.compression or self._backend.Compression.none
-        return _backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set)
+        return _backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set, weight)
 
     def _groups(self, variables: Sequence[Any]) -> list[list[int]]:
         groups = self.options.groups

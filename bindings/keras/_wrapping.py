@@ -33,6 +33,7 @@ class Options:
     groups: Groups = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
+    weight: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
         return self

@@ -24,7 +24,15 @@ if TYPE_CHECKING or not is_tf_keras:
 else:
     objects = import_module("horovodlike.tensorflow._tf_keras")
 
-__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "join", "reducescatter"]
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "join",
+    "reducescatter",
+    "set_batch_weight",
+]
 
 
 def allreduce(
@@ -164,6 +172,26 @@ def join() -> int:
     last = _backend.current().join()
     forget_numbers(0)  # the ranks have made different numbers of unnamed calls
     return last
+
+
+def set_batch_weight(weight: Any) -> None:
+    """Set the number of samples behind the gradients that this rank computes next, for the average over samples.
+
+    Call this before each step, in a `train_step` of your own or in a callback: the step then reduces gradients to the
+    mean over the samples of all ranks, each rank's gradients being means over its own samples. All ranks must set a
+    weight before a step, or none. The step uses the weight up when it begins to reduce gradients. Weights that are set
+    before that, as for the passes of one step, add up.
+
+    Args:
+        weight: The number of samples, or another number >= 0 that is proportional to it; within a step that is traced,
+            also a scalar tensor. 0: this rank has no samples, and its gradients do not count, whatever they are. None,
+            outside of traced steps: drop the weight.
+
+    Raises:
+        ValueError: `weight` is no number, negative or not finite.
+        tf.errors.InvalidArgumentError: The same, in a traced step of TensorFlow.
+    """
+    _backend.current().set_batch_weight(weight)
 
 
 def _like(value: Any, result: np.ndarray[Any, Any]) -> Any:

@@ -12,6 +12,7 @@ from horovodlike.keras._backend import check, keras
 from horovodlike.keras._wrapping import Groups, Local, Options
 from horovodlike.keras.functions import objects
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike.weighting import Weight, check_argument
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
@@ -31,6 +32,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    weight: Weight = None,
 ) -> Any:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
@@ -67,6 +69,11 @@ def DistributedOptimizer(
         process_set: The ranks that reduce gradients together. On other ranks the result is a plain optimizer.
         scale_local_gradients: Divide local gradients, which are not reduced, by the number of ranks, as if the
             gradients of the other ranks were 0.
+        weight: The number of samples behind this rank's gradients in each step, or a function without arguments that
+            returns it and is called when a step reduces gradients, also where the step is traced: gradients are then
+            reduced to the mean over the samples of all ranks. With several passes it is the number of samples of all of
+            them. `hvd.batch_weight`: the weight that `set_batch_weight` has set. None: the same, or the average over
+            ranks if none is set (a traced step: when it is traced). Needs Average. Local gradients are not weighted.
 
     Returns:
         The wrapped optimizer. It has a method `register_local_var(var)` for a variable whose gradient is not reduced.
@@ -79,7 +86,7 @@ def DistributedOptimizer(
     del device_dense, device_sparse
     options = Options(
         *(name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step),
-        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients),
+        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients, weight),
     )
     return _wrapped(optimizer, options, Local(), "DistributedOptimizer")
 
@@ -100,6 +107,7 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    weight: Weight = None,
 ) -> Any:
     """Do what `DistributedOptimizer` does, but do not reduce the gradients of some layers.
 
@@ -122,7 +130,7 @@ def PartialDistributedOptimizer(
         raise ValueError(f"All local layers must be of keras.layers.Layer type, got {layers!r}")
     options = Options(
         *(name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step),
-        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients),
+        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients, weight),
     )
     return _wrapped(optimizer, options, Local(layers), "PartialDistributedOptimizer")
 
@@ -148,6 +156,7 @@ def _check(optimizer: Any, options: Options, caller: str) -> None:
     if options.op not in (basics.Average, basics.Sum):
         raise ValueError(f"op currently only supports Average and Sum, got {options.op!r}")
     predivide_factor(options.gradient_predivide_factor, options.op, caller)
+    check_argument(options.weight, options.op, caller)
     check_name(options.name, caller)
     if options.compression is not None:
         check_compression(options.compression, caller)

@@ -14,6 +14,7 @@ from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow import elastic
+from horovodlike.tensorflow._weights import set_batch_weight
 from horovodlike.tensorflow.compression import Compression
 from horovodlike.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -48,6 +49,7 @@ from horovodlike.tensorflow.mpi_ops import (
 )
 from horovodlike.tensorflow.optimizer import DistributedOptimizer
 from horovodlike.timeline import start_timeline, stop_timeline
+from horovodlike.weighting import batch_weight
 
 __all__ = [
     "Adasum",
@@ -71,6 +73,7 @@ __all__ = [
     "allreduce",
     "alltoall",
     "barrier",
+    "batch_weight",
     "broadcast",
     "broadcast_",
     "broadcast_global_variables",
@@ -112,6 +115,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "set_batch_weight",
     "shutdown",
     "size",
     "size_op",

@@ -13,9 +13,11 @@ from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike.tensorflow import _weights
 from horovodlike.tensorflow._ops.calls import outermost
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.tensorflow.mpi_ops import grouped_allreduce, reduce_dense, size_op
+from horovodlike.weighting import Weight
 
 Gradient = Any  # a tensor, a tf.IndexedSlices, or None
 Variable = Any  # tf.Variable or a Keras variable
@@ -38,6 +40,7 @@ class GradientReduction:
         groups: Lists of variables, the gradients of each list being reduced as one operation; or the number of groups.
         process_set: The ranks that take part. On other ranks, gradients do not change.
         scale_local: Divide local gradients by the number of ranks, as if the gradients of the other ranks were 0.
+        weight: The number of samples behind this rank's gradients, a function that returns it, or a tensor.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -52,6 +55,7 @@ class GradientReduction:
     groups: int | Sequence[Sequence[Variable]] | None = None
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
+    weight: Weight = None
     _local: list[Variable] = field(default_factory=list, init=False, repr=False)
     _local_layers: list[Any] = field(default_factory=list, init=False, repr=False)
 
@@ -61,6 +65,7 @@ class GradientReduction:
         check_compression(self.compression, what)
         self.op = reduce_op(self.op, what)
         self.predivide_factor = predivide_factor(self.predivide_factor, self.op, what)
+        _weights.check_argument(self.weight, self.op, what)
         if isinstance(self.groups, int) and not isinstance(self.groups, bool):
             self.num_groups, self.groups = self.groups, None
         if self.num_groups < 0:
@@ -90,6 +95,7 @@ class GradientReduction:
         """
         basics.size()  # raises before init()
         check_registered(self.process_set)
+        weight = _weights.of_step(self.weight, self.op, "distributed gradients")
         results = list(gradients)
         if not self.process_set.included():
             return results
@@ -105,11 +111,26 @@ class GradientReduction:
             if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                 results[i] = tf.convert_to_tensor(gradient)
             reduced.append(i)
-        for group in self._grouped(reduced, variables):
+        groups = self._grouped(reduced, variables)
+        if weight is not None and groups:
+            name = self._name(groups[0], variables, use_generic_names)
+            factor = self._factor(weight, [results[i] for i in groups[0]], name)
+            for i, gradient in zip(reduced, _weights.scaled([results[i] for i in reduced], factor), strict=True):
+                results[i] = gradient
+        for group in groups:
             of_group = self._reduce([results[i] for i in group], self._name(group, variables, use_generic_names))
             for i, gradient in zip(group, of_group, strict=True):
                 results[i] = gradient
         return results
+
+    def _factor(self, weight: Any, first: list[Gradient], name: str | None) -> Any:
+        """Exchange the weights as the operation that reduces the first group in a step without weights."""
+        dense = [gradient for gradient in first if not isinstance(gradient, tf.IndexedSlices)]
+        if not dense:
+            name = None if name is None else f"{name}.slices"
+            return _weights.factor(weight, "grouped_allgather", name, self.process_set)
+        operation = "allreduce" if len(dense) == 1 else "grouped_allreduce"
+        return _weights.factor(weight, operation, name, self.process_set)
 
     def _grouped(self, reduced: list[int], variables: Sequence[Variable]) -> list[list[int]]:
         """Return the groups: positions of gradients that are reduced together."""

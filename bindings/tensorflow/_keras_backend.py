@@ -10,11 +10,25 @@ import tensorflow as tf
 from horovodlike.basics import Max
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
+from horovodlike.tensorflow import _weights
 from horovodlike.tensorflow._ops.calls import outermost, translated
+from horovodlike.tensorflow._weights import of_step as weight_of_step
+from horovodlike.tensorflow._weights import set_batch_weight
 from horovodlike.tensorflow.compression import Compression
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce, join, size_op
 
-__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
+__all__ = [
+    "Compression",
+    "densify",
+    "divided_by_size",
+    "is_sparse",
+    "is_tracing",
+    "join",
+    "reduce",
+    "set_batch_weight",
+    "translated",
+    "weight_of_step",
+]
 
 
 def reduce(
@@ -31,8 +45,13 @@ def reduce(
     and must be the same on all ranks. The rows of `IndexedSlices` are gathered without the factors, on all ranks.
     """
     if tf.executing_eagerly():
-        return _reduce_eagerly(reduction, groups or [range(len(names))], names, gradients, like)
-    names = _unique_in_graph(names)
+        groups = groups or [range(len(names))]
+    else:
+        names = _unique_in_graph(names)
+    if reduction.weight is not None:
+        names, gradients = _weighted(reduction, groups, names, gradients)
+    if tf.executing_eagerly():
+        return _reduce_eagerly(reduction, groups, names, gradients, like)
     reduced: list[Any] = [None] * len(names)
     dense = {i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)}
     options = _options(reduction)
@@ -47,6 +66,25 @@ def reduce(
         elif gradients[first] is not None:
             reduced[first] = _reduce_sparse(reduction, names[first], gradients[first])
     return reduced
+
+
+def _weighted(
+    reduction: Reduction, groups: Sequence[Sequence[int]], names: Sequence[str], gradients: Sequence[Any]
+) -> tuple[list[str], list[Any]]:
+    """Exchange the ranks' weights; return other names for the gradients, and the gradients times this rank's factor.
+
+    The exchange has the name under which a step without weights reduces its first gradients.
+    """
+    sparse = {i for i, gradient in enumerate(gradients) if gradient is not None and is_sparse(gradient)}
+    missing = set() if tf.executing_eagerly() else {i for i, gradient in enumerate(gradients) if gradient is None}
+    ordered = with_those_alone([[i for i in group if i not in sparse | missing] for group in groups], len(names))
+    first = next((group[0] for group in ordered if group[0] not in missing), 0)
+    name = f"{names[first]}.slices" if first in sparse else names[first]
+    factor = _weights.factor(reduction.weight, "grouped_allreduce", name, reduction.process_set)
+    scaled = _weights.scaled(gradients, factor)
+    if isinstance(factor, float) and factor == 0:  # as on a rank without these gradients
+        scaled = [gradient if i in sparse else None for i, gradient in enumerate(scaled)]
+    return [f"{each}.weighted" for each in names], scaled
 
 
 def _reduce_eagerly(

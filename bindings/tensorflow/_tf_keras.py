@@ -162,6 +162,7 @@ class Gradients:
             groups=options.groups,
             process_set=options.process_set,
             scale_local=options.scale_local_gradients,
+            weight=options.weight,
         )
         self.reduction.register_local_layers(local.layers)
         for variable in local.variables:

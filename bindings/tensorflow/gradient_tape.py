@@ -11,6 +11,7 @@ from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow._gradient_reduction import GradientReduction
 from horovodlike.tensorflow.compression import Compression, Compressor
+from horovodlike.weighting import Weight
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -105,6 +106,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    weight: Weight = None,
 ) -> Any:
     """Return a tape that works like the given one, but whose `gradient` returns gradients reduced over the ranks.
 
@@ -122,6 +124,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         groups: A number, as `num_groups`; or lists of variables, the gradients of each list being one operation.
         process_set: The ranks that take part; on other ranks, gradients do not change.
         scale_local_gradients: Divide local gradients (of `register_local_source`) by the number of ranks.
+        weight: The number of samples behind this rank's gradients; a tensor, such as `tf.shape(batch)[0]`; or a
+            function without arguments that returns the number: gradients are then reduced to the mean over the samples
+            of all ranks. `hvd.batch_weight`: the weight that `set_batch_weight` has set. None: the same, or the average
+            over ranks if none is set. Needs Average.
 
     Raises:
         ValueError: An argument cannot be used, or arguments contradict each other.
@@ -130,7 +136,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     del device_dense, device_sparse
     reduction = GradientReduction(
         *(compression, op, gradient_predivide_factor, sparse_as_dense, num_groups, groups, process_set),
-        scale_local_gradients,
+        *(scale_local_gradients, weight),
     )
     return _distributed(gradtape, reduction)
 
@@ -148,6 +154,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    weight: Weight = None,
 ) -> Any:
     """Do what `DistributedGradientTape` does, but do not reduce the gradients of some layers.
 
@@ -160,7 +167,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     """
     tape = DistributedGradientTape(
         *(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor),
-        *(num_groups, groups, process_set, scale_local_gradients),
+        *(num_groups, groups, process_set, scale_local_gradients, weight),
     )
     layers = [] if local_layers is None else local_layers
     layers = layers if isinstance(layers, (list, tuple)) else [layers]

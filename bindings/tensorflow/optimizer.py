@@ -13,6 +13,7 @@ from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow._gradient_reduction import GradientReduction
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovodlike.weighting import Weight
 
 __all__ = ["DistributedOptimizer"]
 
@@ -77,6 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    weight: Weight = None,
 ) -> Any:
     """Return an optimizer that does what the given one does, with gradients reduced over the ranks.
 
@@ -98,6 +100,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: A number, as `num_groups`; or lists of variables, the gradients of each list being one operation.
         process_set: The ranks that take part; on other ranks, gradients do not change.
         scale_local_gradients: Divide local gradients (of `register_local_var`) by the number of ranks.
+        weight: As for `horovodlike.keras.DistributedOptimizer`.
 
     Raises:
         ValueError: An argument cannot be used, or arguments contradict each other.
@@ -119,6 +122,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             groups=groups,
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
+            weight=weight,
         )
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError(f"{optimizer.get_name()} is distributed already: wrap an optimizer once")
@@ -129,7 +133,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     reduction = GradientReduction(
         *(compression, op, gradient_predivide_factor, sparse_as_dense, num_groups, groups, process_set),
-        scale_local_gradients,
+        *(scale_local_gradients, weight),
     )
     name = name or f"Distributed{type(optimizer).__name__}"
     return _DistributedOptimizer(

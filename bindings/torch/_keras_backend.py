@@ -9,14 +9,28 @@ from typing import Any
 import keras
 import torch
 
-from horovodlike.basics import Max
+from horovodlike import weighting
+from horovodlike.basics import Max, Sum
+from horovodlike.errors import MismatchError
 from horovodlike.keras._backend import Reduction, with_those_alone
-from horovodlike.process_set import ProcessSet
+from horovodlike.process_set import ProcessSet, members, registered_id
 from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch.compression import Compression
 from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, join, synchronize
+from horovodlike.weighting import Weight, set_batch_weight
 
-__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
+__all__ = [
+    "Compression",
+    "densify",
+    "divided_by_size",
+    "is_sparse",
+    "is_tracing",
+    "join",
+    "reduce",
+    "set_batch_weight",
+    "translated",
+    "weight_of_step",
+]
 
 
 @torch.no_grad()
@@ -36,6 +50,10 @@ def reduce(
     The memory of a gradient is overwritten if it is the `.grad` of its variable, as in Keras's train step.
     """
     chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
+    if reduction.weight is not None:
+        factor = _exchanged(reduction, names[chosen[0][0]])
+        gradients = [_scaled(gradient, each, factor) for gradient, each in zip(gradients, like, strict=True)]
+        names = [f"{name}.weighted" for name in names]
     is_real = [gradient is not None for gradient in gradients]
     apart = torch.tensor(is_real, dtype=torch.uint8) if gpu.is_on_gpu(like[0].value) else None
     started = []
@@ -77,6 +95,41 @@ def reduce(
 
 
 disable_compile(reduce)
+
+
+def weight_of_step(weight: Weight, op: int, operation: str, alone: bool) -> float | None:
+    """Return this rank's weight in this step; None if gradients are not weighted: see `Backend`."""
+    own = weighting.of_step(weight, op, operation)
+    if alone and own is not None:
+        weighting.factor(own, own, 1)
+    return own
+
+
+def _exchanged(reduction: Reduction, name: str) -> float:
+    """Exchange the ranks' weights, and return the factor for this rank's gradients.
+
+    The exchange has the name under which a step without weights reduces its first gradients: ranks that disagree about
+    weights get an error.
+    """
+    sums = torch.tensor([reduction.weight, 1.0], dtype=torch.float64, device="cpu")
+    process_set = reduction.process_set
+    handle = grouped_allreduce_async_([sums], name=name, op=Sum, process_set=process_set)
+    try:
+        synchronize(handle)
+    except MismatchError as error:
+        raise MismatchError(f"{error} {weighting.DISAGREE}") from error
+    total, present = sums.tolist()
+    num_ranks = len(members(registered_id(process_set)))
+    return weighting.factor(reduction.weight, total, weighting.divisor(present, num_ranks))
+
+
+def _scaled(gradient: torch.Tensor | None, variable: keras.Variable, factor: float) -> torch.Tensor | None:
+    """Return a gradient times a factor; None, as on a rank without it, if the factor is 0."""
+    if gradient is None or factor == 0:
+        return None
+    if factor == 1:
+        return gradient
+    return gradient.mul_(factor) if gradient is variable.value.grad else gradient * factor
 
 
 def _own(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from horovodlike.process_set import remove_process_set as remove_process_set
     from horovodlike.timeline import start_timeline as start_timeline
     from horovodlike.timeline import stop_timeline as stop_timeline
-    from horovodlike.weighting import batch_weight as batch_weight
-    from horovodlike.weighting import set_batch_weight as set_batch_weight
 
 __version__: str = ffi.string(lib.hvl_version()).decode()
 
@@ -81,7 +79,6 @@ _NAMES = {
     "horovodlike.launcher.run": ("run",),
     "horovodlike.process_set": ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),
     "horovodlike.timeline": ("start_timeline", "stop_timeline"),
-    "horovodlike.weighting": ("batch_weight", "set_batch_weight"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

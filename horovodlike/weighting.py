@@ -9,7 +9,6 @@ module has what they share: the argument `weight`, the weight that a script has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from horovodlike import basics

@@ -66,8 +66,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss and its gradients, and may be called several times. Each call reduces the
-                gradients and, for Average and Sum, the loss with the same operation and weight, so that an optimizer that makes
-                decisions by the loss makes the same ones on all ranks.
+                gradients and, for Average and Sum, the loss with the same operation and weight, so that an optimizer
+                that makes decisions by the loss makes the same ones on all ranks.
 
         Returns:
             The return value of the wrapped optimizer's step.

@@ -38,6 +38,9 @@ USERS_SCRIPT = "train.py"
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.
 OTHER_MODULES = {"keras.md"}
 
+# A page with a section about each framework: its names are those of any of them, and all of its programs run.
+PAGE_OF_SEVERAL = "uneven_batches.md"
+
 # What hvdrun sets for scripts that read it.
 PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")}
 PLACE |= {"HOROVOD_HOSTNAME"}
@@ -141,9 +144,11 @@ def test_settings_that_are_mentioned_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in OTHER_MODULES], ids=lambda page: page.name)
 def test_functions_that_are_mentioned_exist(page: Path) -> None:
-    module = importlib.import_module(FRAMEWORKS.get(page.name, hvd.__name__))
+    modules = [importlib.import_module(FRAMEWORKS.get(page.name, hvd.__name__))]
+    if page.name == PAGE_OF_SEVERAL:
+        modules.append(importlib.import_module("horovodlike.tensorflow"))
     for name in set(re.findall(r"\bhvd\.([A-Za-z_]+)", page.read_text())):
-        assert hasattr(module, name), f"{page.name} mentions hvd.{name}"
+        assert any(hasattr(module, name) for module in modules), f"{page.name} mentions hvd.{name}"
 
 
 def test_settings_page_is_up_to_date() -> None:
@@ -224,6 +229,15 @@ def test_the_page_about_records_runs(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out" / "images-00000-of-00001.parquet").exists()
+
+
+@pytest.mark.parametrize("number", range(3), ids=("torch", "tensorflow", "keras"))
+def test_the_page_about_uneven_batches_runs(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(list(blocks(ROOT / "docs" / "users" / "uneven_batches.md", "python"))[number])
+    command = [HVDRUN, "-np", "2", sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -100,6 +100,7 @@ def test_uneven_batches_equal_one_process_with_the_whole_batch(ranks, size):
 
 def _reduced(gradient, op=hvd.Average, **options):
     """Return a gradient of this rank as a tape reduces it."""
+
     class Tape(tf.GradientTape):
         def gradient(self, *_):
             return [gradient]

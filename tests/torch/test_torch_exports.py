@@ -56,8 +56,10 @@ COLLECTIVES = {
     "SyncBatchNorm": "num_features, eps, momentum, affine, track_running_stats, process_set",
     "DistributedOptimizer": (
         "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "
-        "num_groups, groups, sparse_as_dense, process_set"
+        "num_groups, groups, sparse_as_dense, process_set, weight"
     ),
+    "set_batch_weight": "weight",
+    "batch_weight": "",
 }
 BUILT = ("ccl", "cuda", "ddl", "gloo", "mpi", "nccl", "rocm")
 OTHERS = [

@@ -45,9 +45,7 @@ class CopiedOptions:
             compression = NoneCompressor
         elif pickled and callable(weight) and not _can_be_imported(weight):
             reason, weight = f"weight={weight!r} cannot be imported, so that the pickle has none", None
-        reduction = replace(
-            options.reduction, process_set=global_process_set, compression=compression, weight=weight
-        )
+        reduction = replace(options.reduction, process_set=global_process_set, compression=compression, weight=weight)
         ranks = None if process_set is global_process_set else process_set.ranks
         return cls(replace(options, reducer=None, reduction=reduction), ranks, reason)
 

@@ -385,7 +385,8 @@ class Reduction:
     def _agree_on_mask(self) -> None:
         absent = [state for state in self.states if state.grad is None] if not self._mask.handle else []
         if absent:
-            self._mask.announce([state.index for state in absent], self._submission.sparse_dims, bool(self.weights.is_used))
+            indices = [state.index for state in absent]
+            self._mask.announce(indices, self._submission.sparse_dims, bool(self.weights.is_used))
         # The mask is handed over last, so the gradients are usually reduced when the mask is.
         self._mask.wait()
         if absent:

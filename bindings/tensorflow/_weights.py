@@ -88,7 +88,7 @@ def _in_graph(weight: Weight, operation: str) -> tf.Tensor:
     if callable(weight) and not tf.is_tensor(weight):
         ask: Callable[[], Any] = weight
 
-        def checked() -> np.float64:
+        def checked() -> Any:
             return np.float64(weighting.checked(_read(ask()), operation))
 
         value = tf.numpy_function(checked, [], tf.float64)

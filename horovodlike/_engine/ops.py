@@ -98,6 +98,11 @@ def poll(handle: int) -> bool:
         KeyError: The handle is unknown.
     """
     hand_over()
+    return is_complete(handle)
+
+
+def is_complete(handle: int) -> bool:
+    """Do as :func:`poll`, but hand nothing over; for a caller that holds a lock which that takes."""
     state: int = lib.hvl_poll(handle)
     if state < 0:
         check(-state)

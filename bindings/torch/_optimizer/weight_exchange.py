@@ -38,7 +38,7 @@ class WeightExchange:
         self._set_id = 0
         self._request: Request | None = None
         self._handle = 0
-        self._is_awaited = False  # a thread waits for the sums, or asks for them
+        self._is_awaited = False  # the thread that ends the step waits for the sums
         self._failure: Exception | None = None
         self._scaled: set[GradientState] = set()
 
@@ -89,19 +89,16 @@ class WeightExchange:
 
         This never waits. Gradients of a rank without samples are left for `wait`, and so are errors of the exchange.
         """
-        if self._is_awaited:  # by another thread; or `poll` below hands over gradients
+        if self._is_awaited:
             return False
         if not self.begin(waits=False):
             return True
         if self.factors is None and self._failure is None:
-            self._is_awaited = True
             try:
-                if ops.poll(self._handle):
+                if ops.is_complete(self._handle):
                     self._conclude()
-            except Exception as error:
+            except Exception as error:  # for `wait`
                 self._failure = error
-            finally:
-                self._is_awaited = False
         return self.factors is not None and self._own > 0
 
     def wait(self) -> None:

@@ -51,6 +51,7 @@ MODULES = (
     "horovodlike.torch",
     "horovodlike.torch.distributed",
     "horovodlike.torch.elastic",
+    "horovodlike.torch.nn",
     "horovodlike",
     "horovodlike.data",
     "horovodlike.elastic",

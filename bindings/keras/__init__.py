@@ -15,8 +15,10 @@ The modules behind this façade:
 * :mod:`horovodlike.keras.elastic`: training that continues when ranks are added or lost
 * :mod:`horovodlike.keras.functions`: collectives on values, and broadcasts of variables
 * :mod:`horovodlike.keras.saving`: `load_model`
+* :mod:`horovodlike.keras.layers`: layers that are split among ranks, for Keras 3
 """
 
+from importlib import import_module
 from typing import Any
 
 from horovodlike.basics import *  # the names that all bindings share
@@ -68,6 +70,7 @@ __all__ = [
     "init",
     "is_initialized",
     "join",
+    "layers",
     "load_model",
     "local_rank",
     "local_size",
@@ -88,7 +91,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `Compression`, which depends on Keras's backend and is imported on first use."""
+    """Return `Compression` or `layers`, which depend on Keras's backend and are imported on first use."""
+    if name == "layers":
+        return import_module("horovodlike.keras.layers")
     if name == "Compression":
         from horovodlike.keras import _backend
 

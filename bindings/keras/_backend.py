@@ -96,6 +96,27 @@ class Reduction:
     weight: Any = None
 
 
+class RegionOperations(Protocol):
+    """The collectives of a split layer, as `horovodlike.torch.nn._region` describes them, on tensors of the backend."""
+
+    name: str
+    place: int
+    num_ranks: int
+    process_set: ProcessSet
+
+    def copy(self, whole: Any) -> Any:
+        """Return a tensor, and sum its gradient over the ranks."""
+
+    def sum(self, summand: Any) -> Any:
+        """Return the sum of the ranks' tensors, which may be in the same memory."""
+
+    def gather(self, part: Any) -> Any:
+        """Return the ranks' tensors joined along the last dimension."""
+
+    def split(self, whole: Any) -> Any:
+        """Return this rank's part of the last dimension."""
+
+
 class Backend(Protocol):
     """The interface of each module in `MODULES`.
 
@@ -163,6 +184,10 @@ class Backend(Protocol):
     @staticmethod
     def translated() -> AbstractContextManager[None]:
         """Return a context that turns the backend's error for a broken job into a `HorovodInternalError`."""
+
+    @staticmethod
+    def region(layer: str, process_set: ProcessSet) -> RegionOperations:
+        """Return the region of a new layer, whose class has the name `layer`."""
 
     @staticmethod
     def join() -> int:

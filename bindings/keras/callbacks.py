@@ -12,6 +12,7 @@ from horovodlike import objects as objects_module
 from horovodlike.arrays import functions as arrays
 from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras.functions import broadcast_variables, join, objects, variables_of
+from horovodlike.process_set import ProcessSet, global_process_set
 
 __all__ = [
     "BestModelCheckpoint",
@@ -34,12 +35,19 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         device: Not needed; accepted for scripts that pass it.
         local_variables: Variables that keep their values on each rank. So do the variables that the optimizer keeps
             for them and names after them.
+        process_set: The ranks that take part, one of which is the root.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
         super().__init__()
         del device
-        self.root_rank = root_rank
+        self.root_rank, self.process_set = root_rank, process_set
         self._local = list(local_variables or [])
         self._is_done = False
 
@@ -51,7 +59,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         """Broadcast, if the models of all ranks are built."""
         if self._is_done:
             return
-        built = arrays.allreduce(np.array(self.model.built), "is_built", basics.Min)
+        built = arrays.allreduce(np.array(self.model.built), "is_built", basics.Min, process_set=self.process_set)
         if not built:
             return
         optimizer = self.model.optimizer
@@ -65,7 +73,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        broadcast_variables(variables_of(self.model, self._local), self.root_rank)
+        broadcast_variables(variables_of(self.model, self._local), self.root_rank, self.process_set)
         self._is_done = True
 
 

@@ -11,7 +11,8 @@ from horovodlike.basics import Max
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
 from horovodlike.tensorflow import _weights
-from horovodlike.tensorflow._ops.calls import outermost, translated
+from horovodlike.tensorflow._ops.calls import translated, unique_in_graph
+from horovodlike.tensorflow._region import TensorFlowRegion
 from horovodlike.tensorflow._weights import of_step as weight_of_step
 from horovodlike.tensorflow._weights import set_batch_weight
 from horovodlike.tensorflow.compression import Compression
@@ -25,10 +26,13 @@ __all__ = [
     "is_tracing",
     "join",
     "reduce",
+    "region",
     "set_batch_weight",
     "translated",
     "weight_of_step",
 ]
+
+region = TensorFlowRegion.of
 
 
 def reduce(
@@ -47,7 +51,7 @@ def reduce(
     if tf.executing_eagerly():
         groups = groups or [range(len(names))]
     else:
-        names = _unique_in_graph(names)
+        names = [unique_in_graph(name) for name in names]
     if reduction.weight is not None:
         names, gradients = _weighted(reduction, groups, names, gradients)
     if tf.executing_eagerly():
@@ -142,16 +146,6 @@ def _options(reduction: Reduction) -> dict[str, Any]:
         "prescale_factor": reduction.prescale,
         "postscale_factor": reduction.postscale,
     }
-
-
-def _unique_in_graph(names: Sequence[str]) -> list[str]:
-    """Return names that no other operation of the graph has, because a graph runs its operations in any order.
-
-    All ranks that trace the same function get the same names, under any name scope.
-    """
-    graph = outermost(tf.compat.v1.get_default_graph())
-    with graph.name_scope(None):
-        return [str(graph.unique_name(name)) for name in names]
 
 
 def is_sparse(gradient: Any) -> bool:

@@ -13,6 +13,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.functions`: broadcasts of parameters, optimizer state and objects, and allgather of objects
 * :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
+* :mod:`horovodlike.torch.nn`: layers that are split among ranks
 """
 
 from horovodlike._engine.metrics import flight_recorder, metrics
@@ -20,7 +21,7 @@ from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import _compiled_ops, elastic  # noqa: F401  # the first lets torch.compile trace collectives
+from horovodlike.torch import _compiled_ops, elastic, nn  # noqa: F401  # the first lets torch.compile trace collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (
@@ -103,6 +104,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "nn",
     "poll",
     "rank",
     "reducescatter",

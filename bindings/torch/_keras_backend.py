@@ -17,6 +17,7 @@ from horovodlike.process_set import ProcessSet, members, registered_id
 from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch.compression import Compression
 from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, join, synchronize
+from horovodlike.torch.nn._region import Region
 from horovodlike.weighting import Weight, set_batch_weight
 
 __all__ = [
@@ -27,10 +28,13 @@ __all__ = [
     "is_tracing",
     "join",
     "reduce",
+    "region",
     "set_batch_weight",
     "translated",
     "weight_of_step",
 ]
+
+region = Region.of
 
 
 @torch.no_grad()

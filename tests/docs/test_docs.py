@@ -282,6 +282,20 @@ def test_the_page_of_data_types_has_those_of_the_engine() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_the_page_about_model_parallelism_runs(tmp_path: Path, framework: str) -> None:
+    *of_torch, of_keras = blocks(ROOT / "docs" / "users" / "model_parallel.md", "python")
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(of_torch) if framework == "torch" else of_keras)
+    command = [HVDRUN, "-np", "4", sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if framework == "torch":
+        losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
+        assert len(losses) == 4 and max(losses) < 2.0
+
+
+@pytest.mark.slow
 def test_the_script_of_torch_distributed_runs(tmp_path: Path) -> None:
     (script,) = blocks(ROOT / "docs" / "users" / "torch_distributed.md", "python")
     (tmp_path / "train.py").write_text(script)

@@ -88,6 +88,7 @@ OTHERS = [
     "Product",
     "Compression",
     "elastic",
+    "nn",
     "GradientReducer",
     "PowerSGD",
     "TopK",

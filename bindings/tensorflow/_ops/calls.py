@@ -243,6 +243,16 @@ def outermost(graph: Any) -> Any:
     return graph
 
 
+def unique_in_graph(name: str) -> str:
+    """Return a name that no other operation of the graph has, because a graph runs its operations in any order.
+
+    All ranks that trace the same function get the same names, under any name scope.
+    """
+    graph = outermost(tf.compat.v1.get_default_graph())
+    with graph.name_scope(None):
+        return str(graph.unique_name(name))
+
+
 def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Return the tensors as outputs of an op that prevents constant folding of a collective.
 

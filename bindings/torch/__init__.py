@@ -9,6 +9,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: compression of gradients
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.weighting`: averages over samples instead of ranks
+* :mod:`horovodlike.torch.data_parallel`: several devices in one process
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: broadcasts of parameters, optimizer state and objects, and allgather of objects
 * :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
@@ -24,6 +25,7 @@ from horovodlike.timeline import start_timeline, stop_timeline
 from horovodlike.torch import _compiled_ops, elastic, nn  # noqa: F401  # the first lets torch.compile trace collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
+from horovodlike.torch.data_parallel import DataParallel
 from horovodlike.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -39,6 +41,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DataParallel",
     "DistributedOptimizer",
     "GradientReducer",
     "HorovodInternalError",

@@ -206,9 +206,10 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     assert len(weights) == 2 and weights[0] == weights[1]
 
 
-def test_the_page_about_arrays_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["arrays.md", "data_parallel.md"])
+def test_the_blocks_of_a_page_run_as_one_script(page: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("\n".join(blocks(ROOT / "docs" / "users" / "arrays.md", "python")))
+    script.write_text("\n".join(blocks(ROOT / "docs" / "users" / page, "python")))
     command = [HVDRUN, "-np", "2", sys.executable, script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

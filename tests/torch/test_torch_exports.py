@@ -53,6 +53,7 @@ COLLECTIVES = {
     "broadcast_object": "obj, root_rank, name, process_set",
     "allgather_object": "obj, name, process_set",
     "check_consistency": "model, process_set",
+    "DataParallel": "module, device_ids, output_device, dim",
     "SyncBatchNorm": "num_features, eps, momentum, affine, track_running_stats, process_set",
     "DistributedOptimizer": (
         "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "

@@ -46,6 +46,11 @@ def as_current(stream: GpuStream) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.stream(_of_torch(stream))
 
 
+def on(stream: GpuStream) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a stream is the current one of this thread, and its GPU the current GPU."""
+    return torch.cuda.stream(_of_torch(stream))
+
+
 def hold_up(others: Collection[GpuStream]) -> None:
     """Have the current stream of each GPU wait for the work queued so far on other streams of that GPU."""
     for other in others:

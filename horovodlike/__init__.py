@@ -74,7 +74,7 @@ _NAMES = {
     "horovodlike.errors": (
         *("HorovodInternalError", "MismatchError", "UnsupportedReductionError", "IntegrityError", "JobBrokenError"),
         *("ShutDownError", "HostsUpdatedInterrupt", "RendezvousError", "StateFileError", "NotInitializedError"),
-        *("ConfigError", "HorovodVersionMismatchError"),
+        *("ConfigError", "DamagedRecordsError", "HorovodVersionMismatchError"),
     ),
     "horovodlike.launcher.run": ("run",),
     "horovodlike.process_set": ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),

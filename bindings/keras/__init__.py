@@ -70,7 +70,6 @@ __all__ = [
     "init",
     "is_initialized",
     "join",
-    "layers",
     "load_model",
     "local_rank",
     "local_size",
@@ -91,7 +90,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `Compression` or `layers`, which depend on Keras's backend and are imported on first use."""
+    """Return `Compression` or `layers`, which depend on Keras's backend and are imported on first use.
+
+    A star import leaves out `layers`, which legacy Keras does not have.
+    """
     if name == "layers":
         return import_module("horovodlike.keras.layers")
     if name == "Compression":

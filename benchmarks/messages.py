@@ -42,7 +42,7 @@ def measure(peers: Sequence[launch.Launcher], *, large_pages: bool, rounds: int,
 
     Args:
         peers: See `launchers`.
-        large_pages: True if all peers have memory allocated as hvdrun has it, False if in ordinary pages.
+        large_pages: True if all peers have memory allocated as hvdrun has it, False: in ordinary pages.
         rounds: See `driver.interleave`.
         budget: Likewise.
     """

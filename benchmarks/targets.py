@@ -166,7 +166,7 @@ def _messages(results: dict[str, Any]) -> Iterator[Verdict]:
     by_place = {(row["large_pages"], row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])}
 
     def ratio(large_pages: bool, nbytes: int, peers: Sequence[str], ours: str) -> float | None:
-        """Return the time of the fastest of the peers through ours."""
+        """Return the time of the fastest of the peers divided by ours."""
         times = (by_place.get((large_pages, nbytes, peer)) for peer in peers)
         best = min((seconds for seconds in times if seconds is not None), default=None)
         return _ratio(best, by_place.get((large_pages, nbytes, ours)))

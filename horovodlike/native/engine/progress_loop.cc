@@ -151,11 +151,15 @@ void ProgressLoop::progress_messages() {
   if (!lock.owns_lock() && context_.messenger.has_ended()) lock.lock();  // no other thread moves messages any more
   if (!lock.owns_lock()) return context_.notify_news();                  // the lock's holder may be about to sleep
   doorbell().disarm();
+  move_messages();
+  give_back(std::move(lock));
+}
+
+void ProgressLoop::move_messages() {
   bool progressed = false;
   const Status status = context_.messenger.progress(&progressed);
   context_.handles->wake_waiters();
   if (!status.ok()) context_.memory->break_job(status.message());  // the engine's thread then ends the job
-  give_back(std::move(lock));
 }
 
 void ProgressLoop::run() {
@@ -183,6 +187,8 @@ void ProgressLoop::run() {
 
 // Gives the engine lock back. From here on notifications wake the engine's own thread.
 void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
+  // What this thread can read itself is no reason to wake the engine's thread.
+  if (!shutdown_.has_ended() && context_.messenger.has_news()) move_messages();
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
   if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(true);
@@ -278,13 +284,13 @@ bool ProgressLoop::has_work() {
 uint32_t ProgressLoop::listening() const {
   // With nothing in flight here, not even a join, requests of other ranks can run only on sets without this rank.
   const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
-  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.messenger.has_pending() ? kWakeMessage : 0u) |
+  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.messenger.awaits_peers() ? kWakeMessage : 0u) |
          (context_.control->is_flushed() && !context_.messenger.awaits_room() ? 0u : kWakeRoom);
 }
 
 uint64_t ProgressLoop::idle_timeout() const {
   if (negotiator_.leaving_since() != 0) return kWatchInterval;
-  const bool is_idle = requests_.num_in_flight() == 0 && !context_.messenger.has_pending() && !watch_.watches_gpu();
+  const bool is_idle = requests_.num_in_flight() == 0 && !context_.messenger.awaits_peers() && !watch_.watches_gpu();
   uint64_t timeout = is_idle ? kIdleInterval : kWatchInterval;
   if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // no notification comes for deferred requests
   const uint64_t now = now_ns();

@@ -54,6 +54,7 @@ class ProgressLoop {
   // The rest is for the holder of the engine lock.
   void work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept;
   void give_back(std::unique_lock<std::mutex> lock);
+  void move_messages();
   Status step(bool* progressed);
   Status send(bool* progressed);
   bool has_work();

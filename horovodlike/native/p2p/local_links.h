@@ -17,7 +17,6 @@ class LocalLinks {
   void add(PeerLink* link) { links_.push_back(link); }
   // Makes progress() look at all links: one of them may have something to send.
   void set_active() { is_active_ = true; }
-  bool is_active() const { return is_active_; }
   bool can_progress() const { return is_active_ || moves_.load() != seen_; }
   // Makes progress on all links that can move bytes. An error breaks the job.
   Status progress(bool* progressed) {

@@ -201,6 +201,11 @@ Status Messenger::move(bool* progressed) {
   try {
     if (!queue_.empty()) {
       *progressed = true;
+      // Credit may have come: without it a small message is announced, and then waits for its receive.
+      if (!has_ended() && local_links_.can_progress()) {
+        const Status status = local_links_.progress(progressed);
+        if (!status.ok()) return status;
+      }
       local_links_.set_active();
       queue_.take(&new_requests_);
       for (MessageRequestPtr& request : new_requests_) begin(std::move(request));

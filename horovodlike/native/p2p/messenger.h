@@ -52,13 +52,12 @@ class Messenger final : private MessageEvents {
   bool has_news() {
     if (!queue_.empty()) return true;
     if (has_ended()) return false;
-    return local_links_.is_active() || (has_pending() && local_links_.can_progress()) ||
-           (num_pending_ > 0 && remote_links_ != nullptr && remote_links_->find_ready());
+    return local_links_.can_progress() || (num_pending_ > 0 && remote_links_ != nullptr && remote_links_->find_ready());
   }
   // True if a message waits for room in shared memory.
   bool awaits_room() const { return local_links_.awaits_room(); }
-  // True if a request, or the end of the messages, waits for what other ranks send.
-  bool has_pending() const { return num_pending_ > 0 || is_finishing_; }
+  // True if a request of this rank has not ended, or this rank awaits the last frames of others.
+  bool awaits_peers() const { return num_pending_ > 0 || is_finishing_; }
   // Called now and then. An error means that the job is broken: a peer with which requests are pending is lost.
   Status check();
 

@@ -67,7 +67,9 @@ bool ShmStream::write() {
                [](char* ring, const char* memory, size_t part) { std::memcpy(ring, memory, part); });
     written += count;
     out_.block->written.store(written);
-    memory_->notify_message(peer_, room - count < out_.capacity / 2 ? kWakeNews : kWakeMessage);
+    // A rank that awaits no message is woken only when the ring buffer is half full.
+    const bool is_half_full = room - count < out_.capacity / 2;
+    memory_->notify_message(peer_, is_half_full ? kWakeNews : kWakeMessage);
   }
   return written != begin;
 }

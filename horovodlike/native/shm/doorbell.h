@@ -18,7 +18,7 @@ enum WakeReason : uint32_t {
   kWakeReady = 2,     // another rank has announced tensors to the coordinator
   kWakeProgress = 4,  // another rank made progress in the collective under way
   kWakeRoom = 8,      // there is room in a ring buffer that was full
-  kWakeMessage = 16,  // part of a message, or of the answer to one, has come from another rank
+  kWakeMessage = 16,  // bytes of a message, or of an answer to one, have come from another rank
   kWakeAlways = 31
 };
 

@@ -138,24 +138,35 @@ TEST(messages_that_no_request_awaits_wake_an_engine_when_they_fill_half_of_the_r
   size_t num_bytes = 0;
   for (; doorbell.notifications(WaitingParty::kEngineThread) == 0; num_bytes += credit_of(kEagerBytes)) {
     REQUIRE(num_bytes < capacity);
-    CHECK(!receiver.messenger().has_news());
     CHECK(sender.is_complete(sender.post(true, &sent)));
   }
+  CHECK(receiver.messenger().has_news());
   CHECK(num_bytes > capacity / 2);
   CHECK(num_bytes < capacity / 2 + 2 * credit_of(kEagerBytes));
-  CHECK(!receiver.messenger().has_pending());
+  CHECK(!receiver.messenger().awaits_peers());
   for (; num_bytes > 0; num_bytes -= credit_of(kEagerBytes)) {
     CHECK(receiver.is_complete(receiver.post(false, &received)));
     CHECK(received == sent);
   }
   const int64_t receive = receiver.post(false, &received);
-  CHECK(receiver.messenger().has_pending());
+  CHECK(receiver.messenger().awaits_peers());
   doorbell.arm(WaitingParty::kEngineThread, kWakeNews | kWakeMessage);
   sender.post(true, &sent);
   CHECK_EQ(doorbell.notifications(WaitingParty::kEngineThread), 2u);
   CHECK(receiver.messenger().has_news());
   receiver.progress();
   CHECK(receiver.is_complete(receive));
+}
+
+TEST(a_small_send_does_not_wait_for_its_receive_when_those_before_have_been_received) {
+  const std::shared_ptr<HostMemory> memory = HostMemory::anonymous(HostShape{2, 4096, 4});
+  Talker sender(memory, 0), receiver(memory, 1);
+  std::vector<char> sent = text(kEagerBytes, 1), received(kEagerBytes);
+  for (size_t count = 0; count < kMessageCredit / credit_of(kEagerBytes); ++count) {
+    CHECK(sender.is_complete(sender.post(true, &sent)));
+    CHECK(receiver.is_complete(receiver.post(false, &received)));
+  }
+  CHECK(sender.is_complete(sender.post(true, &sent)));
 }
 
 TEST(what_was_sent_before_a_rank_shuts_down_is_received_also_later) {

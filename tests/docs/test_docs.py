@@ -232,7 +232,14 @@ def test_the_page_about_records_runs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "images-00000-of-00001.parquet").exists()
 
 
-@pytest.mark.parametrize("number", range(3), ids=("torch", "tensorflow", "keras"))
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, id="torch"),
+        pytest.param(1, id="tensorflow", marks=pytest.mark.slow),
+        pytest.param(2, id="keras", marks=pytest.mark.slow),
+    ],
+)
 def test_the_page_about_uneven_batches_runs(tmp_path: Path, number: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(list(blocks(ROOT / "docs" / "users" / "uneven_batches.md", "python"))[number])

@@ -15,6 +15,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 * :mod:`horovodlike.torch.nn`: layers that are split among ranks
+* :mod:`horovodlike.torch.training_loop`: `Engine`, a training loop
 """
 
 from horovodlike._engine.metrics import flight_recorder, metrics
@@ -35,6 +36,7 @@ from horovodlike.torch.functions import (
 from horovodlike.torch.mpi_ops import *  # the collectives
 from horovodlike.torch.optimizer import DistributedOptimizer
 from horovodlike.torch.sync_batch_norm import SyncBatchNorm
+from horovodlike.torch.training_loop import Engine
 from horovodlike.weighting import batch_weight, set_batch_weight
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Compression",
     "DataParallel",
     "DistributedOptimizer",
+    "Engine",
     "GradientReducer",
     "HorovodInternalError",
     "Max",

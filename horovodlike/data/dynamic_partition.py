@@ -67,9 +67,14 @@ class DynamicPartition:
         rank: The rank of this process; None for its rank in the job when an iteration begins. Needs ``size``.
         size: The number of ranks; needs ``rank``.
 
+    Attributes:
+        recording: The argument ``record``, which does not change.
+
     Raises:
         ValueError: An argument has a bad value.
     """
+
+    recording: Record
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class DynamicPartition:
             raise ValueError(f"record must be one of {', '.join(get_args(Record))}, got {record!r}")
         self._tasks = checked_tasks(tasks)
         self._batch_size = check_batch_size(batch_size)
-        self._seed, self._shuffle, self._record = seed, shuffle, record
+        self._seed, self._shuffle, self.recording = seed, shuffle, record
         self._place = check_place(rank, size)
         described = json.dumps([self._tasks, seed, shuffle])
         self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
@@ -101,11 +106,6 @@ class DynamicPartition:
     def epoch(self) -> int:
         """The current epoch."""
         return self._epoch
-
-    @property
-    def is_recorded_manually(self) -> bool:
-        """Whether batches may be asked for ahead of the training: ``record`` is ``"manual"``."""
-        return self._record == "manual"
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. If it is the current one, samples that are done stay done, so a resumed script may call this.
@@ -151,7 +151,7 @@ class DynamicPartition:
             with self._lock:
                 if self._assigner is not assigner:
                     raise RuntimeError("the partition has been reset, or another iteration has begun: begin a new one")
-                if self._record == "auto":
+                if self.recording == "auto":
                     self._note_done()
                 step = assigner.next_step()
                 if step is None:
@@ -169,7 +169,7 @@ class DynamicPartition:
             RuntimeError: All batches that were yielded are recorded; or ``record`` is ``"auto"``.
         """
         with self._lock:
-            if self._record != "manual":
+            if self.recording != "manual":
                 raise RuntimeError('batches are recorded by themselves: make the partition with record="manual"')
             if not self._assigned:
                 raise RuntimeError("all batches that were yielded are recorded")
@@ -199,7 +199,7 @@ class DynamicPartition:
         With ``record="auto"`` the batch that was yielded last counts as done.
         """
         with self._lock:
-            if self._record == "auto":
+            if self.recording == "auto":
                 self._note_done()
             return {"epoch": self._epoch, "done": [list(each) for each in self._done.ranges], "data": self._digest}
 
@@ -276,11 +276,11 @@ class DynamicPartition:
             self._note(self._assigned.popleft())
 
     def _give_back(self) -> None:
-        if self._record == "auto":
+        if self.recording == "auto":
             self._note_done()
         self._assigned.clear()
         self._assigner = None
         self._has_ended = False
 
 
-_KEPT = ("_tasks", "_batch_size", "_seed", "_shuffle", "_record", "_place", "_digest")
+_KEPT = ("_tasks", "_batch_size", "_seed", "_shuffle", "recording", "_place", "_digest")

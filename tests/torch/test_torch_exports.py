@@ -90,6 +90,7 @@ OTHERS = [
     "Compression",
     "elastic",
     "nn",
+    "Engine",
     "GradientReducer",
     "PowerSGD",
     "TopK",

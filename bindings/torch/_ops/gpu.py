@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -95,3 +95,32 @@ def allocator(like: torch.Tensor) -> Callable[[Sequence[int], torch.dtype], torc
             return torch.empty(shape, dtype=dtype, device=device)
 
     return allocate
+
+
+class CopyStream:
+    """A stream for copies to a GPU. One thread copies, and another one receives."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[torch.cuda.Event]:
+        """Have the copies of this context go to the stream; yield the event that is their end."""
+        end = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped
+        with torch.cuda.stream(self._stream):
+            yield end
+            end.record(self._stream)
+
+    def receive(self, end: torch.cuda.Event, tensors: Iterable[torch.Tensor]) -> None:
+        """Have the current stream wait for copies, and keep their memory for it."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(end)
+        for tensor in tensors:
+            if is_on_gpu(tensor):
+                tensor.record_stream(stream)
+
+
+def copy_stream(device: torch.device) -> CopyStream | None:
+    """Return a stream for copies to the device; None if it is no GPU."""
+    return CopyStream(device) if device.type == "cuda" else None

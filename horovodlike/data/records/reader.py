@@ -66,7 +66,7 @@ class RecordReader(AsyncDataLoaderMixin, BaseDataLoader):
             raise TypeError(f"records must be what list_records returns, got {type(records).__name__}")
         if prefetch < 0:
             raise ValueError(f"prefetch must be 0 or more, got {prefetch}")
-        if prefetch and isinstance(partition, DynamicPartition) and not partition.is_recorded_manually:
+        if prefetch and isinstance(partition, DynamicPartition) and partition.recording != "manual":
             raise ValueError(
                 'batches that are read ahead are not yet done: make the partition with record="manual", and call '
                 "partition.record() after each step; or give prefetch=0"

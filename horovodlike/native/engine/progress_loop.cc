@@ -187,7 +187,7 @@ void ProgressLoop::run() {
 
 // Gives the engine lock back. From here on notifications wake the engine's own thread.
 void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
-  // What this thread can read itself is no reason to wake the engine's thread.
+  // This thread reads messages that have come, so that the engine's thread need not wake for them.
   if (!shutdown_.has_ended() && context_.messenger.has_news()) move_messages();
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());

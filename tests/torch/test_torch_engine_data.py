@@ -1,0 +1,336 @@
+"""The data of `Engine`: prefetching, partitions, samplers, and training that continues where it was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+import torch
+from support.generations import Generation
+from support.training import flat_parameters, make_batches, make_model, make_sgd, my_part
+
+import horovodlike.torch as hvd
+from horovodlike.data import DynamicPartition, StaticPartition, cut_into_tasks
+from horovodlike.errors import ShutDownError
+from horovodlike.torch._ops import gpu
+from horovodlike.torch._training.batches import BatchSource
+from horovodlike.torch.training_loop import LoopState
+
+mse = torch.nn.functional.mse_loss
+BOUND_S = 20.0
+LEFT = "another rank has left with an exception.*rank 1 has shut the job down"
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def _shares(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(my_part(x), my_part(y)) for x, y in make_batches(steps)]
+
+
+def _engine(**options: object) -> hvd.Engine:
+    model = make_model()
+    return hvd.Engine(model, mse, make_sgd(model), **{"progress": False, **options})
+
+
+def _data_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "horovodlike-data"]
+
+
+def test_the_number_of_batches_that_are_read_ahead_is_bounded():
+    read, go_on = [], threading.Semaphore(0)
+
+    def data() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(10):
+            read.append(number)
+            go_on.release()
+            yield torch.ones(1), torch.ones(1)
+
+    with contextlib.closing(BatchSource(data(), None, CPU, 3).batches(0)) as batches:
+        next(batches)
+        for _ in range(5):  # the one that is out, three in the queue, one in the hands of the thread
+            assert go_on.acquire(timeout=BOUND_S)
+        assert not go_on.acquire(timeout=0.1) and read == [*range(5)]
+        (thread,) = _data_threads()
+    assert not thread.is_alive() and not _data_threads()
+
+
+def test_nothing_is_read_ahead_without_a_thread():
+    read = []
+    data = (read.append(number) or (torch.ones(1), torch.ones(1)) for number in range(10))
+    batches = BatchSource(data, None, CPU, 0).batches(0)
+    next(batches)
+    assert read == [0] and not _data_threads()
+
+
+@pytest.mark.parametrize("ahead", (0, 2))
+def test_tensors_in_all_places_are_copied_to_the_device(ahead):
+    inputs = {"a": [torch.ones(3, 2), 1.5], "b": Pair(torch.zeros(3), "text")}
+    source = BatchSource([(inputs, torch.ones(3))], None, torch.device("meta"), ahead)
+    (batch,) = source.batches(0)
+    assert batch.inputs["a"][0].is_meta and batch.inputs["b"].first.is_meta and batch.targets.is_meta
+    assert (batch.inputs["a"][1], batch.inputs["b"].second, batch.samples) == (1.5, "text", 3)
+    assert isinstance(batch.inputs["b"], Pair) and not inputs["a"][0].is_meta
+
+
+def test_copies_to_a_gpu_go_to_a_stream_of_their_own(monkeypatch):
+    """The copy, then its event on the copy's stream, for which the stream that trains waits."""
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def on_stream(stream: str) -> Iterator[None]:
+        done.append(f"into {stream} in {threading.current_thread().name}")
+        yield
+        done.append(f"out of {stream}")
+
+    tensor = mock.Mock(record_stream=lambda stream: done.append(f"kept for {stream.name}"))
+    event = mock.Mock(record=lambda stream: done.append(f"event on {stream}"))
+    training = mock.Mock(wait_event=lambda waited: done.append(f"waits for {'it' if waited is event else waited}"))
+    training.name = "training"
+    fake = {"Stream": lambda device: f"copies to {device}", "Event": lambda: event, "stream": on_stream}
+    monkeypatch.setattr(torch, "cuda", mock.Mock(**fake, current_stream=lambda device: training))
+    monkeypatch.setattr(gpu, "is_on_gpu", lambda tensor: True)
+    stream = gpu.copy_stream(torch.device("cuda", 1))
+    assert stream is not None and gpu.copy_stream(CPU) is None
+    with stream.copying() as end:
+        done.append("copy")
+    stream.receive(end, [tensor])
+    copies = "copies to cuda:1"
+    expected = [f"into {copies} in MainThread", "copy", f"event on {copies}", f"out of {copies}"]
+    assert done == [*expected, "waits for it", "kept for training"]
+
+
+class BrokenDataError(Exception):
+    pass
+
+
+def _data_that_fails() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    yield from _shares(2)
+    raise BrokenDataError("the disk is gone")
+
+
+class Restartable:
+    def __init__(self, make: Callable[[], Iterator[object]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[object]:
+        return self._make()
+
+
+def _fails_in_the_data(prefetch: int) -> None:
+    engine = _engine(prefetch=prefetch)
+    for use in (engine.evaluate, lambda data: engine.train(data, 1)):
+        with pytest.raises(BrokenDataError, match="the disk is gone"):
+            use(Restartable(_data_that_fails))
+        assert not _data_threads()
+
+
+@pytest.mark.parametrize("prefetch", (0, 2))
+def test_exceptions_of_the_data_come_through(ranks, prefetch):
+    ranks(1).run(_fails_in_the_data, prefetch)
+
+
+def _stops_early() -> None:
+    closed = []
+
+    def endless() -> Iterator[object]:
+        try:
+            while True:
+                yield from _shares(1)
+        finally:
+            closed.append(True)
+
+    def stop(loop: LoopState) -> None:
+        loop.stop = loop.step == 3
+        assert len(_data_threads()) == 1
+
+    engine = _engine(hooks={"after_update": stop})
+    engine.train(Restartable(endless), 1)
+    assert closed == [True] and not _data_threads()
+
+
+def test_an_early_stop_leaves_no_thread(ranks):
+    ranks(2).run(_stops_early)
+
+
+WHERE = ("start", "sample", "backward", "before_update", "after_update", "end_epoch", "read", "metric")
+
+
+def _raises_on_one_rank(jobs: list[Generation], rank: int) -> float:
+    """In one job after the other, rank 1 raises; return the longest time until a training has ended."""
+    times = []
+    for where, job in zip(WHERE, jobs, strict=True):
+        job.enter(rank)
+
+        def fail(*_: object, where: str = where) -> object:
+            if rank == 1:
+                raise BrokenDataError(f"this is {where}")
+            return _shares(1)[0]
+
+        options = {"read": {"read": fail}, "metric": {"metrics": {"mae": lambda o, y, fail=fail: len(fail())}}}
+        engine = _engine(**options.get(where, {"hooks": {where: fail}}))
+        begun = time.monotonic()
+        error, text = (BrokenDataError, f"this is {where}") if rank == 1 else (ShutDownError, LEFT)
+        with pytest.raises(error, match=text):
+            engine.train(_shares(3), 2)
+        times.append(time.monotonic() - begun)
+        assert not _data_threads() and not hvd.is_initialized()
+    return max(times)
+
+
+def test_an_exception_on_one_rank_ends_the_training_on_all(fresh_ranks, generations):
+    jobs = generations(*[3] * len(WHERE))
+    times = fresh_ranks(3).run_each(_raises_on_one_rank, [(jobs, rank) for rank in range(3)])
+    assert max(times) < BOUND_S
+
+
+def _read(samples: torch.Tensor) -> Callable[[object], tuple[torch.Tensor, torch.Tensor]]:
+    def read(batch: object) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor([index for _, index in batch.samples()])
+        return samples[chosen], samples[chosen][:, :3]
+
+    return read
+
+
+def _samples(count: int) -> torch.Tensor:
+    return torch.randn(count, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def _dynamic(record: str, count: int) -> None:
+    """The mean is that over the samples of a step, also of the last one, in which a rank may have none."""
+    samples, seen = _samples(count), []
+    partition = DynamicPartition(cut_into_tasks({"a": count}, 7), 3, shuffle=False, record=record)
+
+    def note(loop: LoopState) -> None:
+        seen.append(len(loop.sample[0]))
+
+    engine = _engine(read=_read(samples), hooks={"sample": note})
+    engine.train(partition, 2)
+    assert sum(hvd.allgather_object(sum(seen))) == 2 * count
+    hvd.check_consistency(engine.model)
+    alone = make_model()
+    optimizer = make_sgd(alone)
+    parts = [
+        [
+            [index for _, index in batch.samples()]
+            for batch in DynamicPartition(cut_into_tasks({"a": count}, 7), 3, shuffle=False, rank=rank, size=hvd.size())
+        ]
+        for rank in range(hvd.size())
+    ]
+    for _ in range(2):
+        for of_ranks in zip(*parts, strict=True):
+            chosen = [index for part in of_ranks for index in part]
+            optimizer.zero_grad()
+            mse(alone(samples[chosen]), samples[chosen][:, :3]).backward()
+            optimizer.step()
+    torch.testing.assert_close(flat_parameters(engine.model), flat_parameters(alone), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", (19, 23))  # the last step has one sample for three ranks, and five
+@pytest.mark.parametrize("record", ("auto", "manual"))
+def test_a_dynamic_partition_weighs_each_sample_the_same(ranks, record, count):
+    ranks(3).run(_dynamic, record, count)
+
+
+def _static() -> None:
+    samples = _samples(20)
+    engine = _engine(read=_read(samples))
+    partition = StaticPartition(cut_into_tasks({"a": 20}, 3), 2)
+    engine.train(partition, 2)
+    hvd.check_consistency(engine.model)
+    result = engine.evaluate(partition)
+    with torch.no_grad():
+        assert result == {"loss": pytest.approx(mse(engine.model(samples), samples[:, :3]).item(), rel=1e-12)}
+
+
+def test_a_static_partition_of_uneven_shares(ranks):
+    ranks(3).run(_static)
+
+
+def _loader(sampler: object, samples: torch.Tensor) -> torch.utils.data.DataLoader:
+    data = torch.utils.data.TensorDataset(samples, samples[:, :3])
+    return torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+
+
+def _data(kind: str) -> tuple[object, dict[str, object]]:
+    samples = _samples(40)
+    if kind == "batches":
+        return _shares(7), {}
+    if kind == "elastic sampler":
+        return _loader(hvd.elastic.ElasticSampler(samples), samples), {}
+    if kind == "sampler":
+        return _loader(torch.utils.data.DistributedSampler(samples, hvd.size(), hvd.rank()), samples), {}
+    record = kind.removeprefix("partition, ")
+    return DynamicPartition(cut_into_tasks({"a": 40}, 6), 3, record=record), {"read": _read(samples)}
+
+
+class InterruptedError(Exception):
+    pass
+
+
+def _train(kind: str, path: str | None, interrupted_at: int | None) -> tuple[list[int], list[float], float]:
+    model = make_model()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(adam, 0.95)
+    steps = []
+
+    def interrupt(loop: LoopState) -> None:
+        if loop.step == interrupted_at:
+            raise InterruptedError
+
+    def step(loop: LoopState) -> None:
+        schedule.step()
+        steps.append(loop.step)
+
+    data, options = _data(kind)
+    hooks = {"backward": interrupt, "after_update": step}
+    state = {"schedule": schedule}
+    engine = hvd.Engine(
+        model, mse, adam, hooks=hooks, state=state, checkpoint=path, commit_every=3, progress=False, **options
+    )
+    with contextlib.suppress(InterruptedError, ShutDownError):
+        engine.train(data, 3)
+    return steps, flat_parameters(model).tolist(), schedule.get_last_lr()[0]
+
+
+KINDS = ("batches", "sampler", "elastic sampler", "partition, auto", "partition, manual")
+
+
+def _interrupted_and_continued(jobs: list[Generation], folder: str, rank: int) -> None:
+    at, resumed_at = 13, 12  # in the second epoch; commits after each third step
+    for number, kind in enumerate(KINDS):
+        path = f"{folder}/{number}"
+        jobs[2 * number].enter(rank)
+        whole = _train(kind, None, None)
+        steps, *_ = _train(kind, path, at)
+        assert steps == [*range(len(steps))] and resumed_at <= len(steps) <= at, kind
+        assert not hvd.is_initialized()
+        jobs[2 * number + 1].enter(rank)
+        again = _train(kind, path, None)
+        assert again[0] == [*range(resumed_at, len(whole[0]))], kind
+        assert again[1:] == whole[1:], kind
+
+
+def test_a_job_that_is_started_again_comes_to_the_same(fresh_ranks, generations, tmp_path):
+    jobs = generations(*[2] * 2 * len(KINDS))
+    pool = fresh_ranks(2)
+    pool.run_each(_interrupted_and_continued, [(jobs, str(tmp_path), rank) for rank in range(2)])
+
+
+def _train_on(path: str) -> list[int]:
+    """A training that has ended does nothing more; with more epochs it goes on."""
+    epochs: list[int] = []
+    engine = _engine(checkpoint=path, hooks={"start_epoch": lambda loop: epochs.append(loop.epoch)})
+    first = engine.train(_shares(2), 2)
+    assert engine.train(_shares(2), 2) == first
+    engine.train(_shares(2), 3)
+    return epochs
+
+
+def test_a_training_that_has_ended_goes_on_with_more_epochs_only(ranks, tmp_path):
+    assert ranks(2).run(_train_on, str(tmp_path / "state")) == [[0, 1, 2]] * 2
+    assert ranks(2).run(_train_on, str(tmp_path / "state")) == [[]] * 2

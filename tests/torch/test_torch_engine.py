@@ -23,7 +23,7 @@ mse = torch.nn.functional.mse_loss
 
 
 class Shares:
-    """Each rank's part of the batches of `support.training`, whoever the ranks are at the time."""
+    """Each rank's part of the batches of `support.training`, for the ranks that there are at the time."""
 
     def __init__(self, steps: int = 20) -> None:
         self.steps = steps

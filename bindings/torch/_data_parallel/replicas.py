@@ -244,10 +244,8 @@ class Replica:
             twin.__dict__.update(module.__dict__, _is_replica=True)
         state = twin.__dict__
         state.pop("_compiled_call_impl", None)  # it would run the original
-        forward = state.get("forward")
-        if (
-            isinstance(forward, MethodType) and forward.__self__ is module
-        ):  # a method that was put over that of the class
+        forward = state.get("forward")  # if a method was put over that of the class
+        if isinstance(forward, MethodType) and forward.__self__ is module:
             state["forward"] = MethodType(forward.__func__, twin)
         return twin
 

@@ -31,6 +31,47 @@ Ranks that `hvdrun` has not started find each other by `HOROVODLIKE_RENDEZVOUS_A
 
 """
 
+RULES = """
+## Transports by operation and size
+
+`hvd.collective_availability()` shows what each transport can do for each operation, device and mode: before `init()`
+with what is installed, after it in this job, with the reasons.
+
+```python
+import horovodlike as hvd
+
+print(hvd.collective_availability())
+hvd.init()
+print(hvd.collective_availability().find("TCP", "allreduce"))
+```
+
+The engine chooses well by itself. Where you have measured that another transport is faster, the settings
+`HOROVODLIKE_CPU_OPERATIONS` and `HOROVODLIKE_GPU_OPERATIONS` take rules in place of a name:
+
+```sh
+export HOROVODLIKE_CPU_OPERATIONS="allreduce:<64K=mpi,broadcast=mpi"
+export HOROVODLIKE_GPU_OPERATIONS="nccl,allreduce:<16K=staging"
+```
+
+- A value is made of parts, with commas between them: `OPERATION=NAME`, `OPERATION:<SIZE=NAME`, and at most one `NAME`,
+  for all other operations; without it, `auto`. The names are those of the table above.
+- `OPERATION` is allreduce (with Adasum), allgather, broadcast, reducescatter, alltoall, gather, scatter or reduce.
+  Barriers and messages always take the engine's own way.
+- `SIZE` is in bytes, or with `K`, `M` or `G` in units of 1024. Of an operation's parts the first that fits counts:
+  write the smaller size first, and the part without a size last.
+- The size that counts is that of the tensor, or of all tensors of a group; not that of the batch into which the engine
+  fuses tensors. It never depends on when tensors are ready, so each tensor takes the same way on all ranks, in
+  every run. Tensors that take different ways are never in one batch.
+- An allgather and a gather have the size of their result, an alltoall that of what all ranks send together, a scatter
+  that of one part.
+- All ranks need the same rules: `init()` fails if they differ, and names the ranks.
+- MPI is loaded only if a rule chooses it, and the job is then started as [mpi.md](mpi.md) says. The engine calls MPI
+  from its own thread alone, so each change between MPI and the other transports costs the switch of a thread.
+- `nccl` in any part is an error where the ranks cannot use NCCL ([gpu.md](gpu.md)). What a rule stages is moved between
+  ranks by shared memory and TCP if the CPU's setting has rules, and else as that setting says.
+- MPI and sealed data exclude each other, and so do MPI and elastic jobs, even if MPI is for one operation only.
+"""
+
 IGNORED_HEAD = """
 ## Horovod's variables that have no effect
 
@@ -64,7 +105,7 @@ MODULES = (
 
 def settings_page() -> str:
     """Return the tables of settings and of variables that are ignored."""
-    return SETTINGS_HEAD + config.render_markdown() + IGNORED_HEAD + config.render_without_effect()
+    return SETTINGS_HEAD + config.render_markdown() + RULES + IGNORED_HEAD + config.render_without_effect()
 
 
 def api_page() -> str:

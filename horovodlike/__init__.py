@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from horovodlike.arrays.hierarchy import *
     from horovodlike.arrays.messages import *
     from horovodlike.arrays.rooted import *
+    from horovodlike.availability import collective_availability as collective_availability
     from horovodlike.basics import *
     from horovodlike.errors import *
     from horovodlike.launcher.run import run as run
@@ -65,6 +66,7 @@ _NAMES = {
         *("gather", "gather_async", "scatter", "scatter_async"),
         *("reduce", "reduce_", "reduce_async", "reduce_async_"),
     ),
+    "horovodlike.availability": ("collective_availability",),
     "horovodlike.basics": (
         *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
         *("is_homogeneous", "Average", "Sum", "Adasum", "Min", "Max", "Product"),

@@ -64,6 +64,7 @@ __all__ = [
 
 _lock = threading.RLock()  # serialises init() and shutdown(); reentrant for a signal handler that calls shutdown()
 _place: RankInfo | None = None
+_settings: Config | None = None  # of the job
 _engine_overlaps = False
 _average_counts_joined = False
 _mpi_library: Library | None = None  # set if MPI moves the data
@@ -182,8 +183,11 @@ def _find_worker(settings: Config) -> Worker | None:
     """Connect to the driver if the job has one. In other jobs, return None and do not import the driver's client."""
     if not os.environ.get(DRIVER_PORT):
         return None
-    if settings.cpu_operations == "mpi":
-        raise ConfigError("HOROVODLIKE_CPU_OPERATIONS=mpi cannot be used in an elastic job: the ranks of MPI are fixed")
+    if options.uses_mpi(settings):
+        raise ConfigError(
+            f"HOROVODLIKE_CPU_OPERATIONS={settings.cpu_operations} cannot be used in an elastic job: the ranks of MPI "
+            "are fixed"
+        )
     from horovodlike._bootstrap import driver_client
 
     return driver_client.find(os.environ, settings.start_timeout)
@@ -191,7 +195,7 @@ def _find_worker(settings: Config) -> Worker | None:
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeting | None = None) -> None:
     """Join the job, with the rank in ``meeting`` or else in the environment."""
-    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
+    global _place, _settings, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike._bootstrap import bootstrap
     from horovodlike._engine.mpi_communicators import check_comm
 
@@ -210,7 +214,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
             raise
     if _pid != os.getpid():
         atexit.register(shutdown)
-    _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+    _place, _settings, _pid, _engine_overlaps = joined.place, settings, os.getpid(), bool(native.overlap)
     _mpi_library, _object_key = library, joined.object_key
     _average_counts_joined = bool(native.average_counts_joined)
     _generation += 1
@@ -224,7 +228,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
 
 def _load_mpi(settings: Config) -> Library | None:
     """Load the MPI library if the settings choose MPI for the data; return None otherwise."""
-    if settings.cpu_operations != "mpi":
+    if not options.uses_mpi(settings):
         return None
     from horovodlike._engine import mpi_provider
 
@@ -295,6 +299,14 @@ def generation() -> int:
 def object_key() -> JobKey | None:
     """Return the key that authenticates objects between the ranks of this generation; None in a job of one rank."""
     return _object_key
+
+
+def place_and_settings() -> tuple[RankInfo, Config] | None:
+    """Return this process's rank info and the settings of the job; None if it is not initialised; for reports."""
+    with _lock:
+        if _place is None or _settings is None or _pid != os.getpid():
+            return None
+        return _place, _settings
 
 
 def is_elastic() -> bool:
@@ -394,7 +406,10 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Return whether this job sends data through MPI (``HOROVODLIKE_CPU_OPERATIONS``). False before :func:`init`."""
+    """Return whether this job sends data, all or some, through MPI (``HOROVODLIKE_CPU_OPERATIONS``).
+
+    False before :func:`init`.
+    """
     return _place is not None and _mpi_library is not None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from horovodlike import routes
 from horovodlike.errors import ConfigError
 
 __all__ = [
@@ -59,6 +60,7 @@ class Setting:
         above: An exclusive lower bound, or None.
         multiple_of: The value must be a multiple of this.
         choices: The values that are accepted (compared without regard to case), or an empty tuple for any.
+        by_operation: The value may also be rules for operations and sizes: see :mod:`horovodlike.routes`.
         same_on_all_ranks: ``init()`` refuses to start if the ranks have different values.
     """
 
@@ -73,6 +75,7 @@ class Setting:
     above: float | None = None
     multiple_of: int = 1
     choices: tuple[str, ...] = ()
+    by_operation: bool = False
     same_on_all_ranks: bool = False
 
     @property
@@ -89,7 +92,8 @@ class Setting:
     def accepts(self) -> str:
         """The accepted values, in words."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            rules = "; or rules, such as allreduce:<64K={1},broadcast={0}" if self.by_operation else ""
+            return "one of " + ", ".join(self.choices) + rules.format(*self.choices)
         if self.type is bool:
             return "1/true/yes/on or 0/false/no/off"
         if self.type is str:
@@ -149,9 +153,10 @@ class Config:
     cpu_operations: str = _row(
         "auto",
         "What moves tensors of the CPU. mpi: an MPI library, through mpi4py, see mpi.md. auto: what comes with "
-        "horovodlike; gloo and ccl are other names of that.",
+        "horovodlike; native, gloo and ccl are other names of that. Rules: by operation and size, see below.",
         horovod=True,
-        choices=("auto", "mpi", "gloo", "ccl"),
+        choices=("auto", "mpi", "native", "gloo", "ccl"),
+        by_operation=True,
         same_on_all_ranks=True,
     )
     mpi_threads_disable: bool = _row(
@@ -281,9 +286,9 @@ class Config:
     seal_data: bool = _row(
         False,
         "Gives each frame of the TCP connections for data between hosts a MAC, so that tensors that were changed on "
-        "the way are never used: the job breaks. It costs time, see hosts.md. Refused with MPI (cpu_operations=mpi) "
-        "and with NCCL between hosts (gpu_operations=nccl; auto means staging there). Shared memory within a host is "
-        "not sealed.",
+        "the way are never used: the job breaks. It costs time, see hosts.md. Refused with MPI (mpi in "
+        "cpu_operations) and with NCCL between hosts (nccl in gpu_operations; auto means staging there). Shared memory "
+        "within a host is not sealed.",
         same_on_all_ranks=True,
     )
     elastic_timeout: float = _row(
@@ -321,8 +326,9 @@ class Config:
         "auto",
         "What moves the data of tensors on GPUs. auto: NCCL, if all ranks of a process set have it and a GPU of their "
         "own; else they are copied to the host and reduced there. nccl: the same, but an error where NCCL cannot be "
-        "used. staging: never NCCL.",
+        "used. staging: never NCCL. Rules: by operation and size, see below.",
         choices=GPU_OPERATIONS,
+        by_operation=True,
         same_on_all_ranks=True,
     )
     gpu_staging_bytes: int = _row(
@@ -426,6 +432,8 @@ def _convert(setting: Setting, text: str) -> Value:
         if text.lower() in _FALSE:
             return False
         raise ValueError(text)
+    if setting.by_operation and routes.has_rules(text):
+        return routes.normalise(text, setting.choices)
     if setting.choices:
         if text.lower() in setting.choices:
             return text.lower()
@@ -451,6 +459,8 @@ def parse(setting: Setting, text: str, source: str | None = None) -> Value:
     try:
         value = _convert(setting, text)
         fits = _fits(setting, value)
+    except routes.RuleError as error:
+        raise ConfigError(f"{source or setting.variable}={text!r} cannot be used: {error}") from None
     except (ValueError, OverflowError):
         fits = False
     if not fits:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovodlike import config
+from horovodlike import config, routes
 from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
 from horovodlike._bootstrap.job_key import read_key_file, take_key
 from horovodlike._net.secure_channel import JobKey
@@ -168,7 +168,7 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
     return arguments, command
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+def _settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the settings that were given, and the names of Horovod's options that were given and have no effect.
 
     If a configuration file of Horovod's chooses MPI, this sets ``arguments.mpi``.
@@ -186,7 +186,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]
     if arguments.network_interfaces:
         settings[config.SETTINGS["network_interface"].variable] = ",".join(arguments.network_interfaces)
     if arguments.mpi:
-        settings[config.SETTINGS["cpu_operations"].variable] = "mpi"
+        # Rules say which operations MPI carries out.
+        rules = environ.get(config.variable_of("cpu_operations", environ) or "", "")
+        settings[config.SETTINGS["cpu_operations"].variable] = rules if routes.has_rules(rules) else "mpi"
     return settings | options.from_arguments(arguments), [*_flags_without_effect(arguments), *keys]
 
 
@@ -306,7 +308,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     arguments, command = _read(argv, program)
     working_folder()
     number = _number_of_ranks(arguments.num_proc)
-    settings, ignored = _settings(arguments)
+    settings, ignored = _settings(arguments, environ)
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:

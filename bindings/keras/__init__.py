@@ -21,6 +21,7 @@ The modules behind this façade:
 from importlib import import_module
 from typing import Any
 
+from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.keras import callbacks, elastic
@@ -59,6 +60,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "ccl_built",
+    "collective_availability",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -10,6 +10,7 @@
 from typing import Any
 
 from horovodlike._engine.metrics import flight_recorder, metrics
+from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -82,6 +83,7 @@ __all__ = [
     "broadcast_variables",
     "ccl_built",
     "check_num_rank_power_of_2",
+    "collective_availability",
     "cross_rank",
     "cross_size",
     "cuda_built",

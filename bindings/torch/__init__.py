@@ -19,6 +19,7 @@ The modules behind this façade:
 """
 
 from horovodlike._engine.metrics import flight_recorder, metrics
+from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -77,6 +78,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check_consistency",
+    "collective_availability",
     "cross_rank",
     "cross_size",
     "flight_recorder",

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
+from horovodlike import routes
 from horovodlike._bootstrap.environment import file_of_generation
 from horovodlike._engine import ops
 from horovodlike._engine.gpu_libraries import nccl_library
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from horovodlike._bootstrap.environment import RankInfo
     from horovodlike.config import Config
 
-__all__ = ["check", "describe", "segment_bytes", "start"]
+__all__ = ["check", "describe", "segment_bytes", "start", "uses_mpi"]
+
+_GREATEST = 2**63 - 1
+_TRANSPORTS = {"mpi": lib.HVL_EXTERNAL, "staging": lib.HVL_STAGING}  # for all other names the engine chooses
 
 
 def check(settings: Config) -> None:
@@ -26,11 +30,16 @@ def check(settings: Config) -> None:
     Raises:
         ConfigError: The settings ask for sealed data, but MPI moves the data.
     """
-    if settings.seal_data and settings.cpu_operations == "mpi":
+    if settings.seal_data and uses_mpi(settings):
         raise ConfigError(
-            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_CPU_OPERATIONS=mpi (hvdrun --mpi): MPI moves the "
-            "data, and nothing that MPI moves is sealed. Leave out one of them"
+            f"HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_CPU_OPERATIONS={settings.cpu_operations} (hvdrun "
+            "--mpi): MPI moves the data, and nothing that MPI moves is sealed. Leave out one of them"
         )
+
+
+def uses_mpi(settings: Config) -> bool:
+    """Return whether MPI moves the data of any operation."""
+    return "mpi" in routes.names(settings.cpu_operations)
 
 
 def segment_bytes(settings: Config, place: RankInfo) -> int:
@@ -51,7 +60,9 @@ def start(settings: Config, native: Any, joined: JobContext) -> None:
     native.autotune_log = autotune_log
     native.cuda_library = cuda_file = ffi.new("char[]", os.fsencode(settings.cuda_library))
     native.nccl_library = nccl_file = ffi.new("char[]", os.fsencode(nccl_library(settings.nccl_library)))
-    kept += [cuda_file, nccl_file]
+    native.routes = rules = ffi.new("hvl_route[]", _rules(settings))
+    native.num_routes = len(rules)
+    kept += [cuda_file, nccl_file, rules]
     ops.check(lib.hvl_init(native))
     kept.clear()
     joined.close_descriptors()
@@ -77,17 +88,34 @@ def _describe_hosts(settings: Config, native: Any, joined: JobContext) -> list[A
     return [*names, connections, hosts, pointers, wakeup_pipes]
 
 
+def _rules(settings: Config) -> list[tuple[int, int, int, int]]:
+    """Return the rules of the settings, as ``hvl_route``; none for a setting without rules."""
+    rules = []
+    for device, text in ((lib.HVL_CPU, settings.cpu_operations), (lib.HVL_CUDA, settings.gpu_operations)):
+        for operation in routes.OPERATIONS if routes.has_rules(text) else ():
+            kind = getattr(lib, f"HVL_{operation.upper()}")
+            for below, name in routes.of_operation(text, operation):
+                rules.append((device, kind, below or _GREATEST, _TRANSPORTS.get(name, lib.HVL_BY_ENGINE)))
+    return rules
+
+
+def _gpu_operations(settings: Config) -> int:
+    """Return the `hvl_gpu_operations` of what no rule sends through the host: the strictest that is named."""
+    named = routes.names(settings.gpu_operations)
+    return config_module.GPU_OPERATIONS.index(next(name for name in ("nccl", "auto", "staging") if name in named))
+
+
 def _sealed_gpu_operations(settings: Config) -> int:
     """Return the `hvl_gpu_operations` of a job of several hosts whose data is sealed: staging.
 
     Raises:
         ConfigError: The setting asks for NCCL, whose data between hosts is not sealed.
     """
-    if settings.gpu_operations == "nccl":
+    if "nccl" in routes.names(settings.gpu_operations):
         raise ConfigError(
-            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS=nccl on several hosts: nothing "
-            "that NCCL moves between hosts is sealed. Leave out one of them; staging and auto copy tensors to the "
-            "host, from where they go over sealed connections"
+            f"HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS={settings.gpu_operations} on "
+            "several hosts: nothing that NCCL moves between hosts is sealed. Leave out one of them; staging and auto "
+            "copy tensors to the host, from where they go over sealed connections"
         )
     return config_module.GPU_OPERATIONS.index("staging")
 
@@ -134,7 +162,7 @@ def describe(settings: Config, place: RankInfo, processors: int) -> Any:
             "autotune_steps_per_sample": settings.autotune_steps_per_sample,
             "average_counts_joined": settings.join_average == "all",
             "hierarchical_adasum": settings.hierarchical_adasum,
-            "gpu_operations": config_module.GPU_OPERATIONS.index(settings.gpu_operations),
+            "gpu_operations": _gpu_operations(settings),
             "gpu_staging_bytes": settings.gpu_staging_bytes,
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },

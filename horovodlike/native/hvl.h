@@ -28,8 +28,9 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 10, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 11, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
+enum { HVL_MESSAGE = -1 };    /* in place of a kind, for hvl_implements(): send and receive */
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -93,6 +94,26 @@ typedef enum hvl_gpu_operations {
                        * have, and collectives in which some ranks of the process set do not take part */
   HVL_GPU_STAGING = 2 /* copied to the host, moved as tensors of the CPU are, and copied back */
 } hvl_gpu_operations;
+
+/* The ways for the bytes of tensors and messages. */
+typedef enum hvl_transport {
+  HVL_BY_ENGINE = 0,     /* CPU: shared memory and TCP; GPU: as hvl_gpu_operations says */
+  HVL_SHARED_MEMORY = 1, /* within a host */
+  HVL_TCP = 2,           /* between hosts */
+  HVL_EXTERNAL = 3,      /* the functions of hvl_external, such as MPI's */
+  HVL_NCCL = 4,
+  HVL_STAGING = 5 /* copied to the host, moved as tensors of the CPU are, and copied back */
+} hvl_transport;
+
+/* A rule that chooses the transport of operations of one kind that are smaller than `below` bytes. The size is that of
+ * the tensors of a request together: of an allgather and a gather, of the result; of an alltoall, of what all ranks
+ * send; of a scatter, of one part. */
+typedef struct hvl_route {
+  int32_t device;    /* hvl_device */
+  int32_t kind;      /* hvl_kind */
+  int64_t below;     /* greater than 0 */
+  int32_t transport; /* hvl_transport: HVL_BY_ENGINE, HVL_EXTERNAL or HVL_STAGING */
+} hvl_route;
 
 /* The order of a tensor's elements in memory. */
 typedef enum hvl_memory_format {
@@ -265,7 +286,11 @@ typedef struct hvl_config {
   int64_t gpu_staging_bytes;         /* copied between host and GPU at once; a multiple of 64, the same on all ranks */
   const char* cuda_library;          /* the file of libcuda.so.1; null or empty: the loader looks for it */
   const char* nccl_library;          /* the file of libnccl.so.2; likewise */
-  int32_t log_level;                 /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
+  /* The first rule that fits an operation counts, and HVL_BY_ENGINE where none does; the same on all ranks. If no rule
+   * names HVL_EXTERNAL and `external` is not null, that moves the data of all collectives of the CPU. */
+  const hvl_route* routes;
+  int32_t num_routes;
+  int32_t log_level; /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
 /* The GPU libraries that this process finds. */
@@ -309,6 +334,8 @@ typedef enum hvl_fault {
   HVL_FAULT_SLOW = 3    /* the engine pauses for some time */
 } hvl_fault;
 
+/* 1 if the engine has this transport for this hvl_kind or HVL_MESSAGE, on this hvl_device; else 0. */
+int32_t hvl_implements(int32_t transport, int32_t kind, int32_t device);
 int64_t hvl_segment_bytes(const hvl_config* config);
 int32_t hvl_init(const hvl_config* config);
 /* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */

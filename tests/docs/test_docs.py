@@ -206,7 +206,7 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     assert len(weights) == 2 and weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("page", ["arrays.md", "data_parallel.md", "engine.md"])
+@pytest.mark.parametrize("page", ["arrays.md", "data_parallel.md", "engine.md", "settings.md"])
 def test_the_blocks_of_a_page_run_as_one_script(page: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("\n".join(blocks(ROOT / "docs" / "users" / page, "python")))

@@ -396,3 +396,12 @@ def test_the_controller_in_a_configuration_file_of_horovods(tmp_path: Path) -> N
     path.write_text("controller: tcp\n")
     assert (spec(*with_file).mpi, spec(*with_file).ignored) == (False, ("controller",))
     assert spec(*with_file, "--mpi").ignored == ("controller",)
+
+
+def test_mpi_follows_the_rules_of_the_environment() -> None:
+    variable = "HOROVODLIKE_CPU_OPERATIONS"
+    for value, passed in (("", "mpi"), ("auto", "mpi"), ("allreduce:<64K=mpi", "allreduce:<64K=mpi")):
+        assert spec("--mpi", environ={variable: value}).settings == {variable: passed}
+    assert spec("--mpi", environ={"HOROVOD_CPU_OPERATIONS": "broadcast=mpi"}).settings == {variable: "broadcast=mpi"}
+    with pytest.raises(UsageError, match="'tcp' must be one of auto, mpi, native"):
+        spec("--mpi", environ={variable: "allreduce=tcp"})

@@ -48,7 +48,8 @@ class LibraryOfThreads {
 
   std::atomic<int64_t> longest{0};  // bytes that a member received in one call
   std::atomic<int> num_broken{0};
-  std::string failing;  // the function that fails on rank 1
+  std::atomic<int> num_calls{0};  // of all members
+  std::string failing;            // the function that fails on rank 1
 
  private:
   // The arguments of one member for one collective.
@@ -79,6 +80,7 @@ class LibraryOfThreads {
   // The last member to arrive does it for all.
   int32_t meet(const char* name, const hvl_team& team, Call call, Finish finish, int argument = 0) {
     std::lock_guard<std::mutex> lock(mutex_);
+    ++num_calls;
     const int rank = team.ranks[team.mine];
     if (failing == name && rank == 1) return HVL_RESOURCES;
     longest = std::max(longest.load(), sum_of(call.bytes_received, static_cast<int>(call.bytes_received.size())));

@@ -79,6 +79,7 @@ OTHERS = [
     "size",
     "local_rank",
     "local_size",
+    "collective_availability",
     "cross_rank",
     "cross_size",
     "Average",

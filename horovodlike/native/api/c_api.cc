@@ -120,8 +120,18 @@ EngineOptions options_of(const hvl_config& config) {
   if (config.cuda_library != nullptr) options.gpu.cuda_library = config.cuda_library;
   if (config.nccl_library != nullptr) options.gpu.nccl_library = config.nccl_library;
   if (config.external != nullptr) options.external = ExternalOptions{*config.external};
+  if (config.num_routes > 0) options.routes = Routes({config.routes, config.routes + config.num_routes});
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   return options;
+}
+
+// True if each rule is one that the engine can follow.
+bool are_consistent(const hvl_route* routes, int32_t num_routes, bool has_external) {
+  return std::all_of(routes, routes + num_routes, [&](const hvl_route& route) {
+    const bool is_own = route.transport == HVL_BY_ENGINE && (route.device == HVL_CPU || route.device == HVL_CUDA);
+    const bool is_there = route.transport == HVL_STAGING || (route.transport == HVL_EXTERNAL && has_external);
+    return route.below > 0 && (is_own || (is_there && implements(route.transport, route.kind, route.device)));
+  });
 }
 
 // True if the values are in range, local ranks are in the order of ranks, and hosts in the order of their lowest ranks.
@@ -129,7 +139,8 @@ bool is_consistent(const hvl_config& config) {
   if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.slot_depth < 1 ||
       config.slot_bytes < 4096 || config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
       config.gpu_staging_bytes < 4096 || config.gpu_staging_bytes % static_cast<int64_t>(kAlignment) != 0 ||
-      config.gpu_operations < HVL_GPU_AUTO || config.gpu_operations > HVL_GPU_STAGING) {
+      config.gpu_operations < HVL_GPU_AUTO || config.gpu_operations > HVL_GPU_STAGING || config.num_routes < 0 ||
+      !are_consistent(config.routes, config.num_routes, config.external != nullptr || config.size == 1)) {
     return false;
   }
   int local_size = 0;
@@ -184,6 +195,10 @@ Status start(const hvl_config& config) {
 }  // namespace hvl
 
 extern "C" {
+
+int32_t hvl_implements(int32_t transport, int32_t kind, int32_t device) {
+  return hvl::implements(transport, kind, device) ? 1 : 0;
+}
 
 int64_t hvl_segment_bytes(const hvl_config* config) {
   hvl::HostShape shape{config->local_size, config->slot_bytes, config->slot_depth};

@@ -56,6 +56,7 @@ CoordinatorHostOptions coordinator_host_options(const EngineOptions& options) {
   coordinator_host.coordinator.size = options.size;
   coordinator_host.coordinator.fusion_threshold = options.fusion_threshold;
   coordinator_host.coordinator.cache_capacity = options.cache_capacity;
+  coordinator_host.coordinator.routes = options.routes;
   coordinator_host.stall_warning = options.stall_warning;
   coordinator_host.stall_shutdown = options.stall_shutdown;
   return coordinator_host;
@@ -116,6 +117,16 @@ std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
   return poller;
 }
 
+std::unique_ptr<DataPlane> make_external_data_plane(const EngineOptions& options, Waiter* waiter) {
+  return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
+}
+
+// Returns null if no route names it.
+std::unique_ptr<DataPlane> make_routed_data_plane(const EngineOptions& options, Waiter* waiter) {
+  const bool is_named = options.size > 1 && options.external && options.routes.name(HVL_EXTERNAL);
+  return is_named ? make_external_data_plane(options, waiter) : nullptr;
+}
+
 std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
                                                  const std::shared_ptr<HostMemory>& memory, Waiter* waiter) {
   auto mesh = options.transport->make_mesh([&](int rank) { return options.describe_remote(rank); });
@@ -153,7 +164,7 @@ std::string EngineOptions::describe_remote(int of_rank) const {
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Waiter* waiter) {
   if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
-  if (options.external) return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
+  if (options.external && !options.routes.name(HVL_EXTERNAL)) return make_external_data_plane(options, waiter);
   if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
   return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
 }
@@ -168,6 +179,7 @@ EngineContext::EngineContext(const EngineOptions& engine_options, std::shared_pt
       waiter(memory, waiter_options(*this)),
       control(make_control(options, memory, poller.get())),
       data_plane(make_data_plane(options, memory, &waiter)),
+      external_plane(make_routed_data_plane(options, &waiter)),
       messenger(messenger_options(*this)) {}
 
 std::string EngineContext::describe(int rank) const {

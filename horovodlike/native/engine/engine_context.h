@@ -44,6 +44,7 @@ struct EngineOptions {
       false;  // Average divides by the size of the process set, not by the number of ranks that take part
   bool hierarchical_adasum = false;         // Adasum combines the averages of hosts, not the vectors of ranks
   std::optional<ExternalOptions> external;  // the library that moves the data in place of the engine's own transports
+  Routes routes;                            // if they name HVL_EXTERNAL, it moves only the data of these operations
   GpuOptions gpu;
   // For jobs of several hosts; see hvl_config. In a job of one host `hosts` (by rank) is empty, `transport` null.
   std::vector<int> hosts;
@@ -81,6 +82,14 @@ struct EngineContext {
   std::string describe_self() const { return waiter.describe(options.local_rank); }
   // Returns the name of any rank, for texts to the user.
   std::string describe(int rank) const;
+  // Returns the data plane for a tensor on the CPU.
+  DataPlane* plane_of(hvl_transport transport) const {
+    return transport == HVL_EXTERNAL && external_plane != nullptr ? external_plane.get() : data_plane.get();
+  }
+  // True if something other than this process's threads may still write to the outputs of a failed collective.
+  bool holds_memory() const {
+    return data_plane->holds_memory() || (external_plane != nullptr && external_plane->holds_memory());
+  }
   // Breaks the job on this host if another host has broken it, or a control connection is lost.
   void check_other_hosts() const;
 
@@ -96,11 +105,13 @@ struct EngineContext {
   // For the holder of the engine lock.
   Waiter waiter;
   const std::unique_ptr<ControlPlane> control;
-  const std::unique_ptr<DataPlane> data_plane;  // for tensors on the CPU
-  Messenger messenger;                          // some functions are for any thread
+  const std::unique_ptr<DataPlane> data_plane;      // for tensors on the CPU
+  const std::unique_ptr<DataPlane> external_plane;  // for those that the routes send there; null: none
+  Messenger messenger;                              // some functions are for any thread
 };
 
-// Makes the data plane for tensors on the CPU. Throws std::runtime_error on a system error, like EngineContext().
+// Makes the data plane for tensors on the CPU that no route sends elsewhere. Throws std::runtime_error on a system
+// error, like EngineContext().
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Waiter* waiter);
 

@@ -48,15 +48,18 @@ Status Executor::start(Collective* collective, const Definition& definition) {
   std::swap(collective_, *collective);
   reporter_.begin(collective_);
   is_on_gpu_ = definition.signature.device == HVL_CUDA;
+  const hvl_transport transport = context_.options.routes.find(definition.signature);
   Status status;
   if (is_on_gpu_) {
-    status = gpu_.begin(collective_);
+    status = gpu_.begin(collective_, transport);
   } else {
     if (definition.signature.kind == HVL_ALLREDUCE) tuner_.on_allreduce(collective_);
-    context_.data_plane->begin(collective_.team, collective_.number);
+    cpu_plane_ = context_.plane_of(transport);
+    cpu_plane_->begin(collective_.team, collective_.number);
   }
   if (status.ok()) status = prepare(definition);
-  return status.ok() ? go_on() : status;
+  is_running_ = status.ok();
+  return status.ok() && !needs_engine_thread() ? go_on() : status;
 }
 
 Status Executor::prepare(const Definition& definition) {
@@ -329,7 +332,7 @@ void Executor::prepare_reducescatter() {
 }
 
 Status Executor::go_on_with_adasum() {
-  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(context_.data_plane.get());
+  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(cpu_plane_);
   if (status.ok()) complete(collective_.tensors.front());
   return status;
 }
@@ -378,7 +381,7 @@ void Executor::complete(NamedTensor* tensor, std::vector<hvl_output> outputs) {
 
 void Executor::end() {
   is_running_ = false;
-  for (hvl_output& output : outputs_) context_.data_plane->holds_memory() ? leak(output.data) : free(output.data);
+  for (hvl_output& output : outputs_) context_.holds_memory() ? leak(output.data) : free(output.data);
   outputs_.clear();
 }
 

@@ -20,11 +20,13 @@ class Executor {
       : context_(*context), requests_(*requests), reporter_(*reporter), tuner_(*tuner), gpu_(*gpu) {}
 
   // Starts *collective, and swaps it with the previous one, so that its memory is reused. `definition`: of its first
-  // tensor. If the collective is interrupted, is_running() is true, and the next holder of the engine lock calls
-  // go_on().
+  // tensor. If the collective is interrupted, or is one for the engine's own thread, is_running() is true, and the next
+  // holder of the engine lock calls go_on().
   Status start(Collective* collective, const Definition& definition);
   Status go_on();
   bool is_running() const { return is_running_; }
+  // True if only the engine's own thread may call go_on().
+  bool needs_engine_thread() const { return is_running_ && !is_on_gpu_ && cpu_plane_ == context_.external_plane.get(); }
   bool has_failed() const { return has_failed_; }  // the last collective
   // Completes a join, or the addition of a process set, with its output: `number`.
   Status complete_with(NamedTensor* tensor, int64_t number);
@@ -48,7 +50,7 @@ class Executor {
     size_t num_done = 0;              // tensors
   };
 
-  DataPlane* plane() const { return is_on_gpu_ ? gpu_.plane() : context_.data_plane.get(); }
+  DataPlane* plane() const { return is_on_gpu_ ? gpu_.plane() : cpu_plane_; }
   Status prepare(const Definition& definition);
   Status prepare_adasum();
   Status prepare_allgather(const Definition& definition);
@@ -76,6 +78,7 @@ class Executor {
   bool is_running_ = false;
   bool has_failed_ = false;
   bool is_on_gpu_ = false;
+  DataPlane* cpu_plane_ = nullptr;  // of the collective, if it is not on a GPU
   BatchProgress batch_;
   GroupProgress group_;
   Adasum adasum_;

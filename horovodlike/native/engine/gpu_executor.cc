@@ -7,7 +7,7 @@
 
 namespace hvl {
 
-Status GpuExecutor::begin(const Collective& collective) {
+Status GpuExecutor::begin(const Collective& collective, hvl_transport transport) {
   collective_ = &collective;
   if (plane_ == nullptr) {
     auto plane = std::make_unique<NcclDataPlane>(context_.options.gpu, access_.gpu(), context_.data_plane.get(),
@@ -16,6 +16,7 @@ Status GpuExecutor::begin(const Collective& collective) {
     if (!status.ok()) return status;
     plane_ = std::move(plane);
   }
+  plane_->allow_nccl(transport != HVL_STAGING);
   plane_->begin(collective.team, collective.number);
   plane_->stream().set_name(name_collective());
   Status status;

@@ -19,7 +19,7 @@ class GpuExecutor {
   GpuAccess& access() { return access_; }
 
   // The rest is for the holder of the engine lock.
-  Status begin(const Collective& collective);
+  Status begin(const Collective& collective, hvl_transport transport);
   DataPlane* plane() const { return plane_.get(); }
   // Called when the outputs are allocated: the engine's stream waits for the caller's, which may still use the memory
   // that the caller's allocator has returned.

@@ -123,15 +123,18 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
   };
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
   // An external data plane is called by the engine's own thread only, on which no signal handler runs.
-  const bool may_work = !context_.options.external;
+  const bool may_work = !context_.options.external || context_.external_plane != nullptr;
   if (!may_work) context_.notify_news();
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
     uint64_t spent = 0;
     // Spin with sched_yield(): the thread that holds the engine lock may be scheduled on this processor.
-    if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
-        Spin::kInVain) {
+    if (spin_until(
+            [&] {
+              return is_over() || (may_work && !is_handed_over_.load(std::memory_order_relaxed) && lock.try_lock());
+            },
+            kUrgentSpin, true, &spent) == Spin::kInVain) {
       // The holder of the engine lock may be about to sleep: it must look at the queue once more.
       context_.notify_news();
       interrupted = context_.handles->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
@@ -189,6 +192,7 @@ void ProgressLoop::run() {
 void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
   // This thread reads messages that have come, so that the engine's thread need not wake for them.
   if (!shutdown_.has_ended() && context_.messenger.has_news()) move_messages();
+  is_handed_over_.store(executor_.needs_engine_thread(), std::memory_order_relaxed);
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
   if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(true);
@@ -214,7 +218,8 @@ void ProgressLoop::work(WaitingParty worker, const std::function<bool()>& enough
   Status status;
   try {
     while (status.ok() && !shutdown_.has_ended() && !context_.waiter.is_interrupted() &&
-           !context_.waiter.has_enough()) {
+           !context_.waiter.has_enough() &&
+           !(worker == WaitingParty::kWaitingThread && executor_.needs_engine_thread())) {
       bool progressed = false;
       context_.waiter.set_urgent(is_waited_for());
       status = step(&progressed);

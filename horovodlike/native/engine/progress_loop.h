@@ -72,7 +72,8 @@ class ProgressLoop {
   PeerWatch& watch_;
   Shutdown& shutdown_;
   std::atomic<bool> flush_requested_{false};
-  std::mutex engine_lock_;  // taken while no other lock is held
+  std::atomic<bool> is_handed_over_{false};  // only the engine's own thread may go on with the collective under way
+  std::mutex engine_lock_;                   // taken while no other lock is held
   // For the holder of the engine lock.
   bool is_gpu_watched_ = false;  // the engine's own thread wakes up in time to check it
   Hold hold_;

@@ -48,7 +48,7 @@ void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
   cpu_->begin(team_, number);
   stage_ = Stage::kAgree;
   stream_.begin();
-  teams_.begin(team_);
+  teams_.begin(team_, allows_nccl_);
 }
 
 // Runs one collective: `start` is called once, and gives the work to NCCL or the staging.
@@ -60,7 +60,7 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
     if (status.ok()) stage_ = Stage::kStart;
   }
   if (status.ok() && stage_ == Stage::kStart) {
-    if (!team_->is_whole && teams_.use_nccl()) warn_staged("some ranks of its process set have joined");
+    if (!team_->is_whole && allows_nccl_ && teams_.use_nccl()) warn_staged("some ranks of its process set have joined");
     status = start();
     if (status.ok()) stage_ = Stage::kSettle;
   }

@@ -34,6 +34,8 @@ class NcclDataPlane : public DataPlane {
   // Tell it which requests' streams each collective must wait for: see EngineStream::hold_until_ready().
   EngineStream& stream() { return stream_; }
 
+  // False: the following collectives go through the host's memory. Call it before begin().
+  void allow_nccl(bool allowed) { allows_nccl_ = allowed; }
   void begin(TeamPtr team, uint64_t number) override;
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
   Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) override;
@@ -78,6 +80,7 @@ class NcclDataPlane : public DataPlane {
   std::set<std::string> staged_for_;  // the reasons already warned of
 
   // The collective under way.
+  bool allows_nccl_ = true;
   TeamPtr team_;
   Stage stage_ = Stage::kAgree;
   Batch staged_;  // the part of a batch that NCCL cannot reduce

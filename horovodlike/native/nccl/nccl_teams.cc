@@ -16,9 +16,9 @@ void NcclTeams::open(const std::string& library, CudaStream stream) {
   context_.why_no_nccl = status.message();
 }
 
-void NcclTeams::begin(const TeamPtr& team) {
+void NcclTeams::begin(const TeamPtr& team, bool allows_nccl) {
   current_ = &none_;
-  if (!team->is_whole) return;
+  if (!team->is_whole || !allows_nccl) return;
   std::unique_ptr<NcclAgreement>& agreement = by_team_[team.get()];
   if (agreement == nullptr) agreement = std::make_unique<NcclAgreement>(&context_, team);
   current_ = agreement.get();

@@ -20,8 +20,9 @@ class NcclTeams {
   // Must be called before anything else. `library`: NCCL's file.
   void open(const std::string& library, CudaStream stream);
 
-  // The next collective is this team's. It uses no NCCL if a rank of the process set takes no part.
-  void begin(const TeamPtr& team);
+  // The next collective is this team's. It uses no NCCL if that is not allowed, or a rank of the process set takes no
+  // part.
+  void begin(const TeamPtr& team, bool allows_nccl);
   // The agreement of the team of the last begin().
   NcclAgreement& agreement() { return *current_; }
   NcclCommunicator* communicator() const { return current_->communicator(); }

@@ -224,6 +224,7 @@ TensorState* Coordinator::State::define(TensorState* tensor, Verdict verdict, st
   tensor->fuses = tensor->kind == HVL_ALLREDUCE && verdict.signature.op != HVL_ADASUM;
   tensor->num_tensors = static_cast<int32_t>(verdict.signature.tensors.size());
   tensor->num_bytes = verdict.signature.num_bytes();
+  tensor->transport = static_cast<uint8_t>(options.routes.find(verdict.signature));
   details.signature = std::move(verdict.signature);
   details.varying = std::move(verdict.varying);
   details.varying_per_rank = verdict.varying_per_rank;
@@ -250,15 +251,16 @@ void Coordinator::State::remove(TensorState* tensor) {
 OpenBatch* Coordinator::State::batch_for(const TensorState& tensor, const std::vector<int32_t>& absent,
                                          std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const OpenBatch& batch) {
-    return batch.process_set == tensor.process_set && batch.device == tensor.device && batch.absent == absent;
+    return batch.process_set == tensor.process_set && batch.device == tensor.device &&
+           batch.transport == tensor.transport && batch.absent == absent;
   };
   auto batch = std::find_if(batches.begin(), batches.end(), fits_kind);
   if (batch == batches.end()) {
-    batch = batches.insert(batch, {tensor.process_set, tensor.device, absent, 0, 0, {}});
+    batch = batches.insert(batch, {tensor.process_set, tensor.device, absent, 0, 0, {}, tensor.transport});
   } else if (options.fusion_threshold == 0 || tensor.num_bytes > options.fusion_threshold - batch->bytes ||
              static_cast<int64_t>(batch->ids.size()) >= options.max_batch) {
     decisions->push_back(make_execute(std::move(*batch)));
-    *batch = {tensor.process_set, tensor.device, absent, 0, 0, {}};
+    *batch = {tensor.process_set, tensor.device, absent, 0, 0, {}, tensor.transport};
   }
   return &*batch;
 }
@@ -290,8 +292,13 @@ void Coordinator::State::execute(TensorState* tensor, std::vector<Decision>* dec
   const bool joins = tensor->kind == HVL_JOIN;
   if (joins) forget_joins(*tensor);
   if (change.kind == HVL_REMOVE_PROCESS_SET) remove_process_set(static_cast<int32_t>(change.arguments[0]), decisions);
-  decisions->push_back(make_execute(
-      {tensor->process_set, tensor->device, absent, tensor->num_bytes, tensor->num_tensors, {tensor->id}}));
+  decisions->push_back(make_execute({tensor->process_set,
+                                     tensor->device,
+                                     absent,
+                                     tensor->num_bytes,
+                                     tensor->num_tensors,
+                                     {tensor->id},
+                                     tensor->transport}));
   if (joins) decisions->back().record.last_joined = find_process_set(tensor->process_set)->last_joined;
   if (change.kind == HVL_ADD_PROCESS_SET) {
     add_process_set({change.arguments.begin(), change.arguments.end()}, change.is_by_members());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "negotiate/message.h"
+#include "negotiate/routes.h"
 #include "negotiate/straggler_stats.h"
 
 namespace hvl {
@@ -20,6 +21,7 @@ struct CoordinatorOptions {
   int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most; 0: every tensor on its own
   int cache_capacity = 8192;             // ids defined at a time (more only while they are all in use)
   int max_batch = 4096;                  // ids of a batch at most
+  Routes routes{};                       // tensors with different transports are in different batches
 };
 
 // The reason for a record. Kept as numbers, because most reasons are never turned into text.

@@ -38,6 +38,7 @@ struct OpenBatch {
   int64_t bytes = 0;
   int32_t num_tensors = 0;
   std::vector<TensorId> ids;
+  uint8_t transport = HVL_BY_ENGINE;
 };
 
 // The times at which ranks were ready, by the host's clock.
@@ -119,7 +120,7 @@ struct Coordinator::State {
   TensorTable table;
   std::vector<TensorId> completed;  // ready on all members and not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called
-  std::vector<OpenBatch> batches;   // open ones while deciding, at most one per process set, device and absent ranks
+  std::vector<OpenBatch> batches;   // open ones while deciding, one per process set, device, absent ranks and transport
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<StragglerStats> straggler_stats;  // by rank

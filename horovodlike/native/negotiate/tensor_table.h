@@ -31,6 +31,7 @@ struct TensorState {
   bool defined = false;    // the log has defined the id
   bool requested = false;  // a rank that has it ready sent its signature in full
   bool fuses = false;      // can be executed together with others
+  uint8_t transport = 0;   // an hvl_transport; only of tensors that fuse
   int32_t num_tensors = 0;
   int64_t num_bytes = 0;
   uint64_t since = 0;            // when the first rank had it ready

@@ -24,13 +24,15 @@ from benchmarks import (
     launch,
     memory,
     messages,
+    parameters,
     tables,
     targets,
     torch_distributed,
     training,
 )
 
-PARTS = ("allreduce", "training", "distributed", "messages", "memory", "keras", "compression", "hosts", "gpu")
+PARTS = ("allreduce", "training", "distributed", "messages", "parameters", "memory", "keras", "compression")
+PARTS += ("hosts", "gpu")
 MIB = 1 << 20
 
 
@@ -146,6 +148,10 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
                 peers, large_pages=large_pages, rounds=args.rounds, budget=0.02 if args.quick else 0.12
             )
             results.setdefault("messages", []).extend(rows)
+    if "parameters" in parts:
+        peers = available(parameters.launchers(args.mpich_python), args.without)
+        say(f"parameter servers, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        results["parameters"] = parameters.measure(peers, rounds=args.rounds, budget=0.1 if args.quick else 0.5)
     if "memory" in parts:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]

@@ -66,6 +66,8 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         rows = [row for row in results.get("messages", []) if row["large_pages"] == large_pages]
         if rows:
             parts += [f"## Messages there and back, 2 ranks, {kind}", messages(rows)]
+    if results.get("parameters"):
+        parts += ["## Parameter servers of 2 ranks", parameters(results["parameters"])]
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))
@@ -170,6 +172,19 @@ def messages(rows: Sequence[dict[str, Any]]) -> str:
         times = [by_place[nbytes, peer] for peer in peers]
         lines.append([human_bytes(nbytes), *(f"{human_time(each)}, {_bandwidth(2 * nbytes / each)}" for each in times)])
     return table(["", *peers], lines)
+
+
+def parameters(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per operation: the time of each peer with its rate, per rank."""
+    by_place = {(row["operation"], row["peer"]): row["seconds"] for row in rows}
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    titles = {"allreduce": "allreduce of 64 MiB", "send": "send (add) 64 MiB", "receive": "receive 64 MiB"}
+    lines = []
+    for operation, title in titles.items():
+        times = [by_place[operation, peer] for peer in peers]
+        lines.append([title, *(f"{human_time(each)}, {_bandwidth(64 * MIB / each)}" for each in times)])
+    pushes = [2000 / by_place["push", peer] for peer in peers]
+    return table(["", *peers], [*lines, ["pushes of 1 KiB, both ranks", *(f"{each:,.0f}/s" for each in pushes)]])
 
 
 def memory(rows: Sequence[dict[str, Any]]) -> str:

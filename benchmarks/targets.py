@@ -25,8 +25,10 @@ DISTRIBUTED = {"4 B": 0.35, "mlp": 0.60, "resnet18": 0.60, "gpt": 0.80, "tiny": 
 DISTRIBUTED_OVER_API = 1.10
 # A round trip of 4 B: of Gloo's time at most this part. 16 MiB: at least so many times the rate of Gloo, of raw MPI.
 MESSAGES_LATENCY, MESSAGES_RATE, MESSAGES_RATE_OVER_MPI = 0.5, 4.0, 1.0
-# The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
-# of PyTorch's.
+# Parameter servers: rates over those of the allreduce of as many bytes, and of raw MPI; small pushes per second.
+PARAMETERS_OVER_ALLREDUCE, PARAMETERS_OVER_MPI, PARAMETERS_PUSHES = 0.8, 5.0, 100_000
+# A step of Keras's `fit` over 12.6 million parameters, in times of one without communication; and TensorFlow's smallest
+# eager allreduce, in times of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
 ARRAYS_SMALL = 1.2  # 4 B of a NumPy array, without a framework, in times of those of a torch tensor
 # Over hosts: at least this part of iperf3's rate, by network; and of Gloo's time at most this part, for small
@@ -67,6 +69,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_training(results),
         *_distributed(results),
         *_messages(results),
+        *_parameters(results),
         *_memory(results),
         *_keras(results),
         *_hosts(results),
@@ -179,6 +182,20 @@ def _messages(results: dict[str, Any]) -> Iterator[Verdict]:
             yield _at_least(f"{what} / Gloo's", MESSAGES_RATE, ratio(large_pages, 16 * MIB, ["gloo"], ours))
             against_mpi = ratio(large_pages, 16 * MIB, MPI, ours)
             yield _at_least(f"{what} / the better raw MPI's", MESSAGES_RATE_OVER_MPI, against_mpi)
+
+
+def _parameters(results: dict[str, Any]) -> Iterator[Verdict]:
+    seconds = {(row["operation"], row["peer"]): row["seconds"] for row in results.get("parameters", [])}
+    ours = seconds.get(("send", "numpy"))
+    ratio = _ratio(seconds.get(("allreduce", "numpy")), ours)
+    yield _at_least("parameter server, send of 64 MiB: rate / allreduce's", PARAMETERS_OVER_ALLREDUCE, ratio)
+    for operation in ("send", "receive"):
+        best = min((seconds[operation, peer] for peer in MPI if (operation, peer) in seconds), default=None)
+        ratio = _ratio(best, seconds.get((operation, "numpy")))
+        yield _at_least(f"parameter server, {operation} of 64 MiB: rate / MPI's", PARAMETERS_OVER_MPI, ratio)
+    pushes = seconds.get(("push", "numpy"))
+    ratio = None if pushes is None else 2000 / pushes / PARAMETERS_PUSHES
+    yield _at_least(f"parameter server, pushes of 1 KiB / {PARAMETERS_PUSHES:,} per second", 1.0, ratio)
 
 
 def _keras(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import protocol  # noqa: E402
 from benchmarks.buffers import Buffer, allocate, fill, first_value  # noqa: E402
-from benchmarks.peers import EagerPeer, FitPeer, MessagePeer, Peer, create  # noqa: E402
+from benchmarks.peers import EagerPeer, FitPeer, MessagePeer, ParameterPeer, Peer, create  # noqa: E402
 
 
 def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> float:
@@ -68,6 +68,22 @@ def measure_round_trip(peer: Peer, command: protocol.Message) -> protocol.Messag
     return {"seconds": timed(peer, step, command)}
 
 
+def measure_parameters(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Time an operation of a parameter server that begins with zeros, after checking that it has what was sent."""
+    buffer = allocate(command["nbytes"], "float32")
+    with cast(ParameterPeer, peer).parameters(buffer) as operation:
+        fill(buffer, peer.rank + 1, "float32")
+        operation("send")()
+        peer.barrier()
+        operation("receive")()
+        wanted = peer.size * (peer.size + 1) // 2
+        if first_value(buffer, "float32") != wanted or float(buffer[-1]) != wanted:
+            raise RuntimeError(f"rank {peer.rank} has got {first_value(buffer, 'float32')} instead of {wanted}")
+        peer.barrier()
+        fill(buffer, 0, "float32")
+        return {"seconds": timed(peer, operation(command["operation"]), command)}
+
+
 def measure_fit(peer: Peer, command: protocol.Message) -> protocol.Message:
     """Time steps within the framework's training loop."""
     return {"seconds": cast(FitPeer, peer).fit(command["iterations"])}
@@ -90,6 +106,7 @@ MEASUREMENTS: dict[str, Callable[[Peer, protocol.Message], protocol.Message]] = 
     "training": measure_training,
     "small": measure_small,
     "round_trip": measure_round_trip,
+    "parameters": measure_parameters,
     "fit": measure_fit,
 }
 

@@ -69,6 +69,7 @@ _engine_overlaps = False
 _average_counts_joined = False
 _mpi_library: Library | None = None  # set if MPI moves the data
 _object_key: JobKey | None = None  # authenticates the objects of this generation
+_address = ""  # at which ranks of other hosts reach this one
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[RankInfo], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
@@ -195,7 +196,8 @@ def _find_worker(settings: Config) -> Worker | None:
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeting | None = None) -> None:
     """Join the job, with the rank in ``meeting`` or else in the environment."""
-    global _place, _settings, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
+    global _place, _settings, _address, _pid, _mpi_library
+    global _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike._bootstrap import bootstrap
     from horovodlike._engine.mpi_communicators import check_comm
 
@@ -215,7 +217,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
     if _pid != os.getpid():
         atexit.register(shutdown)
     _place, _settings, _pid, _engine_overlaps = joined.place, settings, os.getpid(), bool(native.overlap)
-    _mpi_library, _object_key = library, joined.object_key
+    _mpi_library, _object_key, _address = library, joined.object_key, joined.address
     _average_counts_joined = bool(native.average_counts_joined)
     _generation += 1
     if joined.place.size > 1:
@@ -307,6 +309,20 @@ def place_and_settings() -> tuple[RankInfo, Config] | None:
         if _place is None or _settings is None or _pid != os.getpid():
             return None
         return _place, _settings
+
+
+def address() -> str:
+    """Return the address at which ranks of other hosts reach this one; a loopback address in a job on one host."""
+    return _address
+
+
+def place() -> RankInfo:
+    """Return the rank info of this process.
+
+    Raises:
+        NotInitializedError: Not initialised.
+    """
+    return _current()
 
 
 def is_elastic() -> bool:

@@ -12,7 +12,7 @@ training catches these errors. Or one call is wrong: only its tensor failed, and
      |    +-- ShutDownError                     a rank has shut the job down
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
      +-- RendezvousError                        init(): the ranks could not find or trust each other
-     +-- StateFileError                         elastic: a state on disk is damaged or cannot be trusted
+     +-- StateFileError                         a state on disk is damaged or cannot be trusted
      +-- DamagedRecordsError                    a file of records is damaged, truncated or empty
     ValueError
      +-- NotInitializedError                    used before init()
@@ -79,7 +79,7 @@ class RendezvousError(RuntimeError):
 
 
 class StateFileError(RuntimeError):
-    """Elastic training: the state on disk cannot be used; the message says why, and what to do."""
+    """A state on disk, of elastic training or of a parameter server, cannot be used; the message says why."""
 
 
 class DamagedRecordsError(RuntimeError):

@@ -18,7 +18,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.launch import launch, make_spec
-from horovodlike.launcher.planning import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
+from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, Nodes, RemoteStart
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -272,6 +272,29 @@ def _key_of_nodes(path: str | None, environ: Mapping[str, str]) -> JobKey:
     return key
 
 
+def _servers(arguments: argparse.Namespace, elastic: ElasticSpec | None) -> tuple[int, tuple[str, ...]]:
+    """Read ``--servers`` and ``--server-module``.
+
+    Raises:
+        UsageError: Something is missing or not accepted.
+    """
+    count: int | None = arguments.servers
+    modules = tuple(arguments.server_modules or ())
+    if count is None:
+        if modules:
+            raise UsageError("--server-module needs --servers N: ranks that serve parameters import modules themselves")
+        return 0, ()
+    if not 1 <= count <= MOST_RANKS:
+        raise UsageError(f"--servers {count}: from 1 to {MOST_RANKS} processes can serve parameters")
+    for flag, given_too in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("elastic jobs", elastic)):
+        if given_too:
+            raise UsageError(f"--servers cannot be used with {flag}: leave it out, and the ranks serve parameters")
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--server-module {name}: give the name of a module, such as my_rules, not that of a file")
+    return count, modules
+
+
 def _fault_plan(path: str | None) -> Mapping[str, str]:
     """Return the environment variable that passes the fault plan to the ranks; no variable without a plan.
 
@@ -323,6 +346,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     settings |= _fault_plan(arguments.chaos)
     elastic = options.find_elastic(arguments, values)
     nodes = _find_nodes(arguments, environ)
+    servers, server_modules = _servers(arguments, elastic)
     where = HostResolution(number)
     if nodes is None:
         where = find_hosts(arguments.hosts, arguments.hostfile, number, environ, elastic)
@@ -345,6 +369,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         compat=arguments.compat,
         mpi=arguments.mpi,
         mpi_args=_mpi_args(arguments),
+        servers=servers,
+        server_modules=server_modules,
         ignored=tuple(ignored),
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from benchmarks.buffers import Buffer
@@ -40,6 +41,13 @@ class MessagePeer(Peer, Protocol):
 
     def round_trip(self, buffer: Buffer) -> Step:
         """Return a function with which rank 1 of two receives the float32 buffer of rank 0, and sends it back."""
+
+
+class ParameterPeer(Peer, Protocol):
+    """A peer with a buffer that is split among the ranks, and that all ranks update."""
+
+    def parameters(self, buffer: Buffer) -> AbstractContextManager[Callable[[str], Step]]:
+        """Make such a buffer, of zeros; return functions by operation, see `benchmarks.parameters.ParametersCase`."""
 
 
 class EagerPeer(Peer, Protocol):

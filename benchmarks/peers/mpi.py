@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
 from mpi4py import MPI
 
 from benchmarks.buffers import Buffer
+from benchmarks.parameters import PUSHES
 from benchmarks.peers import Step
 
 
@@ -45,6 +50,39 @@ class MpiPeer:
             world.Send(described, 0)
 
         return back if self.rank else there_and_back
+
+    @contextlib.contextmanager
+    def parameters(self, buffer: Buffer) -> Iterator[Callable[[str], Step]]:
+        """Split a window among the ranks; see `benchmarks.peers.ParameterPeer`."""
+        each = buffer.size // self.size
+        slices = [(rank, [buffer[rank * each : (rank + 1) * each], MPI.FLOAT]) for rank in range(self.size)]
+        window = MPI.Win.Allocate(4 * each, 4, comm=self._world)
+        np.frombuffer(window.tomemory(), np.float32).fill(0)
+        self._world.Barrier()
+        window.Lock_all()
+
+        def add() -> None:
+            for rank, part in slices:
+                window.Accumulate(part, rank, op=MPI.SUM)
+
+        def send() -> None:
+            add()
+            window.Flush_all()
+
+        def receive() -> None:
+            for rank, part in slices:
+                window.Get(part, rank)
+            window.Flush_all()
+
+        def push() -> None:
+            for _ in range(PUSHES):
+                add()
+            window.Flush_all()
+
+        steps = {"send": send, "receive": receive, "push": push}
+        yield lambda operation: steps[operation]
+        window.Unlock_all()
+        window.Free()
 
     def many(self, buffers: list[Buffer]) -> Step:
         steps = [self.allreduce(buffer, "float32") for buffer in buffers]

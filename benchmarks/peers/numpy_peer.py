@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import horovodlike as hvd
 from benchmarks.buffers import Buffer
+from benchmarks.parameters import PUSHES
 from benchmarks.peers import Step
+from horovodlike.parameter_server import ParameterServer
 
 
 class NumpyPeer:
@@ -39,6 +44,22 @@ class NumpyPeer:
             hvd.send(buffer, 0)
 
         return back if self.rank else there_and_back
+
+    @contextlib.contextmanager
+    def parameters(self, buffer: Buffer) -> Iterator[Callable[[str], Step]]:
+        with ParameterServer(buffer * 0) as server:
+
+            def push() -> None:
+                handles = [server.send(buffer) for _ in range(PUSHES)]
+                for handle in handles:
+                    handle.wait()
+
+            steps = {
+                "send": lambda: server.send(buffer).wait(),
+                "receive": lambda: server.receive(buffer).wait(),
+                "push": push,
+            }
+            yield lambda operation: steps[operation]
 
     def many(self, buffers: list[Buffer]) -> Step:
         raise NotImplementedError("measured through `allreduce`")

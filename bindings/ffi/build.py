@@ -22,4 +22,9 @@ ffibuilder.cdef(_BLOCK.group(1))
 ffibuilder.cdef(f'extern "Python" {{ {_FUNCTIONS} }}')
 # The function for hvl_callbacks.allocate, which horovodlike._engine.requests defines.
 ffibuilder.cdef('extern "Python" void* hvl_allocate_output(void* context, int32_t index, const hvl_output* output);')
+# The function for hvl_parameters_set_rule(), which carries out the rules of the user at a parameter server.
+ffibuilder.cdef(
+    """extern "Python" int32_t hvl_apply_rule(void* context, const char* name, const double* arguments,
+    int32_t num_arguments, int32_t dtype, void* values, const void* pushed, int64_t count, char* error);"""
+)
 ffibuilder.set_source("horovodlike._engine.native", '#include "hvl.h"', py_limited_api=True)

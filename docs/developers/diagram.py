@@ -24,7 +24,7 @@ PACKAGES = {
     "horovodlike": "horovodlike",
 }
 # Modules that stand below all others of their package.
-BASE = ("errors", "config", "__version__")
+BASE = ("errors", "config", "routes", "__version__")
 
 Graph = dict[str, set[str]]
 

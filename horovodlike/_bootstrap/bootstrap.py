@@ -57,6 +57,7 @@ class JobContext:
         connections: The connections to ranks of other hosts.
         wakeup_pipes: The pipes that wake the ranks of this host, if the job has several hosts.
         rendezvous: The connection to the other ranks, or None in a job of one rank.
+        address: The address at which ranks of other hosts reach this one; a loopback address in a job on one host.
         object_key: The key that authenticates the objects that these ranks send each other in this generation; None
             in a job of one rank.
     """
@@ -69,6 +70,7 @@ class JobContext:
     connections: "list[MeshConnection]" = field(default_factory=list)
     wakeup_pipes: "WakeupPipes | None" = None
     rendezvous: Rendezvous | None = None
+    address: str = "127.0.0.1"
     object_key: JobKey | None = field(default=None, repr=False)
     _server: RendezvousServer | None = field(default=None, repr=False)
 
@@ -245,9 +247,11 @@ def _connect_hosts(context: JobContext, rendezvous: Rendezvous, reports: list[di
     """Connect this rank to the ranks of other hosts. The imports are here because jobs on one host do not need them."""
     from horovodlike._bootstrap.mesh import connect_mesh
     from horovodlike._bootstrap.wakeup_pipes import open_wakeup_pipes
+    from horovodlike._net.interfaces import own_address
 
     rank, table = context.place.rank, context.table
     assert table is not None
     context.wakeup_pipes = open_wakeup_pipes(rendezvous, rank, table.ranks_beside(rank), context.pids)
     ends = [(str(own), str(server)) for own, server in (report["ends"] for report in reports)]
-    context.connections = connect_mesh(rendezvous, table, config, ends)
+    context.address = own_address(rank, ends, config.network_interface)
+    context.connections = connect_mesh(rendezvous, table, config, context.address)

@@ -8,7 +8,6 @@ hello and no more. When the mesh is complete, no rank listens any more.
 import json
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from horovodlike._bootstrap.mesh_handshake import ConnectionId, Keys
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
 from horovodlike._bootstrap.topology import HostTable
 from horovodlike._engine.native import lib
-from horovodlike._net.interfaces import own_address
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import FRAME_LIMIT, KEY_BYTES
 from horovodlike._net.socket_options import ensure_descriptors, set_congestion_control, set_keepalive
@@ -73,29 +71,26 @@ def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) ->
     return connection_ids
 
 
-def connect_mesh(
-    rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
-) -> list[MeshConnection]:
+def connect_mesh(rendezvous: Rendezvous, table: HostTable, config: Config, address: str) -> list[MeshConnection]:
     """Connect this rank to the ranks of other hosts. Collective.
 
     Args:
         rendezvous: The connection to all ranks.
         table: The hosts of the job, at least two.
         config: The settings.
-        ends: By rank, the rank's address and the server's address in its connection to the rendezvous server.
+        address: The address at which this rank listens for ranks of other hosts.
 
     Returns:
         The connections in the order of :func:`plan_connections`; the caller closes their sockets.
 
     Raises:
         RendezvousError: Ranks could not connect; the message, the same on all ranks, lists them and the reasons.
-        ConfigError: ``network_interface`` or ``tcp_congestion`` does not fit this host.
+        ConfigError: ``tcp_congestion`` does not fit this host.
     """
     rank = rendezvous.rank
     connection_ids = plan_connections(rank, table, config.tcp_streams, config.fan_out)
     # Twice as many: the engine duplicates each descriptor before the original is closed.
     ensure_descriptors(2 * len(connection_ids), f"{len(connection_ids)} connections to ranks of other hosts")
-    address = own_address(rank, ends, config.network_interface)
     [listener] = listen(f"rank {rank}", [address], [0])
     with listener:
         mine = {"address": address, "port": listener.getsockname()[1]}
@@ -113,7 +108,7 @@ def connect_mesh(
     try:
         _compare(rendezvous, table, builder.problems, config)
         for connection_id in connection_ids:
-            _set_options(builder.done[connection_id][0], connection_id.use, config)
+            set_options(builder.done[connection_id][0], connection_id.use, config)
     except BaseException:
         builder.close()
         raise
@@ -125,7 +120,7 @@ def connect_mesh(
     ]
 
 
-def _set_options(connected: socket.socket, use: int, config: Config) -> None:
+def set_options(connected: socket.socket, use: int, config: Config) -> None:
     """Set the socket options: small messages are sent at once, and the loss of the other host closes the connection."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(connected, *_keepalive(config.network_timeout))

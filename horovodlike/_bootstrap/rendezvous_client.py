@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from horovodlike._bootstrap.environment import RankInfo
-from horovodlike._bootstrap.rendezvous_server import LONGEST_TIMEOUT
+from horovodlike._bootstrap.rendezvous_server import LONGEST_TIMEOUT, SERVERS
 from horovodlike._bootstrap.rendezvous_state import JOIN
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import (
@@ -170,6 +170,23 @@ class Rendezvous:
         """Wait for all ranks; raises as :meth:`exchange`."""
         self.exchange(topic, None)
 
+    def publish(self, address: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Publish the address of this process: a server of parameters, which has connected as a rank after the last.
+
+        Raises:
+            RendezvousError: The rendezvous server is lost or does not answer.
+        """
+        self._ask(encode({"do": "publish", "payload": address}), SERVERS, self._timeout)
+
+    def find_servers(self) -> list[Any]:
+        """Return what each server of parameters has published; wait until all of them have.
+
+        Raises:
+            RendezvousError: A server has not published its address in time, or the rendezvous server is lost.
+        """
+        found: list[Any] = self._ask(encode({"do": "find"}), SERVERS, self._timeout)
+        return found
+
     def abort(self, reason: str) -> None:
         """Give up this generation: every exchange of it fails at once on the other ranks, with this reason."""
         if self._channel is not None:
@@ -207,7 +224,14 @@ class Rendezvous:
         most = (FRAME_LIMIT - 4096) // self.size
         if len(encoded) > most:
             raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
-        deadline = time.monotonic() + timeout + _SERVER_GRACE
+        result: list[Any] = self._ask(encoded, topic, timeout + _SERVER_GRACE)
+        return result
+
+    def _ask(self, encoded: bytes, topic: str, timeout: float) -> Any:  # noqa: ANN401
+        """Send a message, and return the result of the answer that has this topic."""
+        if self._channel is None:
+            raise RendezvousError("this rank has left the rendezvous")
+        deadline = time.monotonic() + timeout
         try:
             with contextlib.suppress(ConnectionError):  # what the server sent before it closed can still be received
                 self._channel.send(encoded, deadline)
@@ -220,8 +244,7 @@ class Rendezvous:
         except TimeoutError:
             self._hang_up()
             raise RendezvousError(
-                f"{self._where} did not answer rank {self.rank} for {timeout + _SERVER_GRACE:g} s; is "
-                f"{self._owner} stopped?"
+                f"{self._where} did not answer rank {self.rank} for {timeout:g} s; is {self._owner} stopped?"
             ) from None
         except (OSError, RendezvousError) as error:
             self._hang_up()
@@ -233,8 +256,7 @@ class Rendezvous:
             raise
         if "error" in answer:
             raise RendezvousError(f"rank {self.rank} could not go on with {topic!r}: {answer['error']}")
-        result: list[Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def _hang_up(self) -> None:
         if self._channel is not None:

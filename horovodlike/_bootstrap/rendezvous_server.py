@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
+from typing import Any
 
 from horovodlike._bootstrap.rendezvous_state import RendezvousState, Reply
 from horovodlike._net.listen import is_everywhere, listen
@@ -24,6 +25,8 @@ from horovodlike._net.secure_channel import (
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
 from horovodlike._net.socket_options import ensure_descriptors
 
+SERVERS = "servers"
+"""The topic of the answers that have the addresses of the servers of parameters."""
 _FLUSH_SECONDS = 1.0
 _EXITS_AT_ONCE = 4096
 _FREE_PORT_ATTEMPTS = 8
@@ -42,6 +45,7 @@ class RendezvousServer:
         job: str | None = None,
         port: int = 0,
         once: bool = False,
+        servers: int = 0,
     ) -> None:
         """Prepare a server; it listens after :meth:`start`.
 
@@ -52,6 +56,8 @@ class RendezvousServer:
             job: The job's name; None: the key alone distinguishes the job from others.
             port: The port to listen on; 0: a free one.
             once: Serve one generation: stop listening when all ranks have connected.
+            servers: The number of servers of parameters, which connect as the ranks from ``size`` on, to publish their
+                addresses. Any rank may ask for these.
 
         Raises:
             ValueError: The key, the size or the address cannot be used.
@@ -66,6 +72,9 @@ class RendezvousServer:
         self._wanted_port = port
         self._port = 0
         self._once = once
+        self._num_servers = servers
+        self._addresses: dict[int, Any] = {}  # of the servers of parameters
+        self._asking: list[Connection] = []  # for these addresses, until all are known
         self._job = None if job is None else job_digest(job)
         self._state = RendezvousState(size)
         self._members: dict[int, Connection] = {}
@@ -189,14 +198,15 @@ class RendezvousServer:
                 refusal = self._reject_claimants(identity.rank)
         if refusal is None:
             self._members[identity.rank] = connection
-            self._state.connected(identity.rank)
+            if identity.rank < self._size:
+                self._state.connected(identity.rank)
             self._server.send(connection, {"welcome": identity.rank, "generation": self._state.generation})
         return refusal
 
     def _reason_to_refuse(self, identity: Identity) -> str | None:
         if identity.size != self._size:
             return f"rank {identity.rank} says that its job has {identity.size} ranks, but it has {self._size}"
-        if identity.rank >= self._size:
+        if identity.rank >= self._size + self._num_servers:
             return f"there is no rank {identity.rank} in a job of {self._size}"
         if self._job is not None and identity.job != self._job:
             return f"rank {identity.rank} belongs to another job, although it has the key of this one"
@@ -219,7 +229,16 @@ class RendezvousServer:
         try:
             message = json.loads(payload)
             verb = message["do"]
-            if verb == "arrive":
+            if verb == "publish" and rank >= self._size:
+                self._addresses[rank] = message["payload"]
+                self._server.send(connection, {"topic": SERVERS, "result": None})
+                self._tell_addresses()
+            elif rank >= self._size and verb != "leave":
+                raise ValueError(verb)
+            elif verb == "find":
+                self._asking.append(connection)
+                self._tell_addresses()
+            elif verb == "arrive":
                 topic, timeout = str(message["topic"]), float(message["timeout"])
                 if not 0 < timeout <= LONGEST_TIMEOUT:
                     raise ValueError("timeout")
@@ -241,7 +260,16 @@ class RendezvousServer:
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         self._forget(connection)
-        self._reply(self._state.lost(connection.rank, reason))
+        if connection.rank < self._size:
+            self._reply(self._state.lost(connection.rank, reason))
+
+    def _tell_addresses(self) -> None:
+        if len(self._addresses) == self._num_servers:
+            answer = {"topic": SERVERS, "result": [self._addresses[rank] for rank in sorted(self._addresses)]}
+            while self._asking:
+                connection = self._asking.pop()
+                if not connection.closed:
+                    self._server.send(connection, answer)
 
     def _forget(self, connection: Connection) -> None:
         self._rejected.pop(connection, None)

@@ -178,12 +178,12 @@ def _share_memfd(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
     offer: dict[str, Any] = {"bytes": attempt.num_bytes}
     if attempt.leads:
         with attempt.noting():
-            attempt.fd = _make_memfd(attempt.num_bytes)
-            offer |= {"path": f"/proc/{os.getpid()}/fd/{attempt.fd}", "token": _write_token(attempt.fd).hex()}
+            attempt.fd = make_memfd(attempt.num_bytes)
+            offer |= {"path": f"/proc/{os.getpid()}/fd/{attempt.fd}", "token": write_token(attempt.fd).hex()}
     found = _offer_of_leader(rendezvous.exchange("segment.memfd", offer), attempt)
     if found:
         with attempt.noting():
-            attempt.fd = _open_and_verify(found["path"], attempt.num_bytes, bytes.fromhex(found["token"]), 0)
+            attempt.fd = open_and_verify(found["path"], attempt.num_bytes, bytes.fromhex(found["token"]), 0)
     return rendezvous.exchange("segment.memfd.opened", attempt.problem)
 
 
@@ -197,13 +197,13 @@ def _share_file(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
                 path = os.path.join(DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
                 attempt.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 _allocate(attempt.fd, attempt.num_bytes)
-                offer |= {"path": path, "token": _write_token(attempt.fd).hex()}
+                offer |= {"path": path, "token": write_token(attempt.fd).hex()}
         found = _offer_of_leader(rendezvous.exchange("segment.file", offer), attempt)
         if found:
             path = found["path"]
             with attempt.noting():
                 token = bytes.fromhex(found["token"])
-                attempt.fd = _open_and_verify(path, attempt.num_bytes, token, os.O_NOFOLLOW)
+                attempt.fd = open_and_verify(path, attempt.num_bytes, token, os.O_NOFOLLOW)
         return rendezvous.exchange("segment.file.opened", attempt.problem)
     finally:
         # Every rank tries to unlink the file: one of them may be killed before it does.
@@ -232,7 +232,13 @@ def _check_sizes(group: Sequence[int], offers: Sequence[dict[str, Any]]) -> None
         )
 
 
-def _make_memfd(num_bytes: int) -> int:
+def make_memfd(num_bytes: int) -> int:
+    """Make anonymous shared memory of zeros, whose size cannot be changed any more; return its descriptor.
+
+    Raises:
+        OSError: The kernel does not allow it.
+        RendezvousError: There is too little memory.
+    """
     for extra in (0, _MFD_NOEXEC_SEAL):
         try:
             fd = os.memfd_create("horovodlike", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | extra)
@@ -287,13 +293,20 @@ def _space(fd: int) -> str:
     return ": the machine or the container has too little memory; lower HOROVODLIKE_SLOT_BYTES or start fewer ranks"
 
 
-def _write_token(fd: int) -> bytes:
+def write_token(fd: int) -> bytes:
+    """Write a random token to the begin of shared memory, for :func:`open_and_verify`, and return it."""
     token = secrets.token_bytes(TOKEN_BYTES)
     os.pwrite(fd, token, 0)
     return token
 
 
-def _open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
+def open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
+    """Open the shared memory of another process, by its path and with these flags of ``open()``.
+
+    Raises:
+        OSError: The path cannot be opened.
+        RendezvousError: It is something else than the memory to which the token was written.
+    """
     before = os.stat(path)  # by accident the path could be a device or a pipe, which must not even be opened
     if not stat.S_ISREG(before.st_mode) or before.st_size != num_bytes:
         raise RendezvousError(f"{path} is not the memory of local rank 0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -104,6 +105,12 @@ class HostArray:
         """Return an uninitialised array for a result."""
         return np.empty(shape, self.array.dtype, "F" if memory_format == MemoryFormat.COLUMN_MAJOR else "C")
 
+    def without_memory(self) -> HostArray:
+        """Return a description without the array, of which only the shape, `empty`, `wrap` and so on can be used."""
+        shape_only = np.broadcast_to(np.empty((), self.array.dtype), self.shape)
+        given = types.SimpleNamespace(dtype=getattr(self.given, "dtype", None))
+        return HostArray(given, shape_only, self.dtype, self._library)
+
     def memory_of(self, array: NumpyArray) -> Memory:
         """Return the memory of the caller's array, a copy or a result."""
         return Memory(array.__array_interface__["data"][0], array)
@@ -133,6 +140,10 @@ class Scalar(HostArray):
         array = array_of_number(given, label)
         array.flags.writeable = False
         super().__init__(given, array, _checked_dtype(array, label))
+
+    def without_memory(self) -> Scalar:
+        """Return the description itself: a number takes no memory worth the name."""
+        return self
 
     def wrap(self, result: NumpyArray) -> Any:
         """Return a result as a number of the caller's library."""

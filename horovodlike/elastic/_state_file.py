@@ -7,6 +7,8 @@ import hashlib
 import os
 import stat
 import struct
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from horovodlike.errors import StateFileError
 
@@ -15,6 +17,44 @@ __all__ = ["StateFile"]
 _MAGIC = b"HVLSTATE"
 _VERSION = 1
 _HEAD = struct.Struct(">8sIQQ32s")  # magic, version, commits, length of the state, its SHA-256
+
+
+@contextlib.contextmanager
+def replacing(path: str, what: str) -> Iterator[BinaryIO]:
+    """Replace a file by what is written in the ``with`` block; a crash at any point leaves the old or the new content.
+
+    Args:
+        path: The file.
+        what: The content, for the error.
+
+    Yields:
+        A file beside it, which takes its name when the block ends.
+
+    Raises:
+        OSError: The disk is full, the folder cannot be written and so on; the file has its old content, or the new one
+            if only the last step, to synchronise the folder, has failed.
+    """
+    path = os.path.abspath(path)
+    beside = f"{path}.new"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)  # left behind by a writer that was killed
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"{what} cannot be written: {error.strerror}", path) from error
+        raise
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class StateFile:
@@ -31,9 +71,9 @@ class StateFile:
         self.path = os.path.abspath(path)
         self.written = 0
         self._every = every
-        self._folder = os.path.dirname(self.path)
-        if not os.path.isdir(self._folder):
-            raise ValueError(f"the state cannot be written to {self.path}: there is no folder {self._folder}")
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            raise ValueError(f"the state cannot be written to {self.path}: there is no folder {folder}")
 
     def is_due(self, commits: int) -> bool:
         """Return whether this commit is one of those to be written."""
@@ -46,28 +86,10 @@ class StateFile:
             OSError: The disk is full, the folder cannot be written and so on; the file has its old content, or the
                 new one if only the last step, to synchronise the folder, has failed.
         """
-        beside = f"{self.path}.new"
         head = _HEAD.pack(_MAGIC, _VERSION, commits, len(saved), hashlib.sha256(saved).digest())
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)  # left behind by a writer that was killed
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(head)
-                file.write(saved)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.path)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            if isinstance(error, OSError):
-                raise OSError(error.errno, f"the state cannot be written: {error.strerror}", self.path) from error
-            raise
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with replacing(self.path, "the state") as file:
+            file.write(head)
+            file.write(saved)
         self.written = commits
 
     def commits(self) -> int:

@@ -114,6 +114,8 @@ class JobSpec:
         ignored: Horovod's options that were given and have no effect.
         names: For a flag, the name that the user gave in its place: an argument of ``run()``, a key or a variable.
         reasons: The reasons for decisions about the job, for ``verbose``.
+        servers: How many processes serve parameters beside the ranks.
+        server_modules: The modules that they import, for the user's own update rules.
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
     """
 
@@ -139,6 +141,8 @@ class JobSpec:
     ignored: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     reasons: tuple[str, ...] = field(default=(), compare=False)
+    servers: int = 0
+    server_modules: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
     def called(self, flag: str) -> str:

@@ -1,5 +1,6 @@
 """Plan how each rank of a job starts on its host. Pure functions, which return their decisions with the reasons."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -153,6 +154,22 @@ def plan_ranks(
     return plans, said
 
 
+def plan_servers(spec: JobSpec, placement: Placement, identity: JobIdentity) -> list[RankPlan]:
+    """Plan the processes of one host that serve parameters; they are numbered after the ranks."""
+    modules = [word for name in spec.server_modules for word in ("--import", name)]
+    command = (sys.executable, "-m", "horovodlike.parameter_server", *modules)
+    common = common_variables(spec, placement.name, identity) | {"HOROVODLIKE_SIZE": str(spec.num_proc), VISIBLE: ""}
+    return [
+        RankPlan(number, -1, {**common, "HOROVODLIKE_SERVER": str(number - spec.num_proc)}, command)
+        for number in server_numbers(spec, placement)
+    ]
+
+
+def server_numbers(spec: JobSpec, placement: Placement) -> range:
+    """Return the numbers of the servers of one host: the hosts get them in turn."""
+    return range(spec.num_proc + placement.number, spec.num_proc + spec.servers, len(placement.names))
+
+
 def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[str, str]:
     """Return the variables that all ranks of a host share; without the rendezvous server's if it is not known yet."""
     address = {
@@ -164,6 +181,7 @@ def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[st
         "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
         "HOROVODLIKE_NODE_ID": node,
         **(address if identity.port else {}),
+        **({"HOROVODLIKE_SERVERS": str(spec.servers)} if spec.servers else {}),
         "HOROVODLIKE_SECRET_KEY": identity.key,
         "HOROVODLIKE_JOB_ID": identity.job_id,
         "PYTHONUNBUFFERED": "1",
@@ -275,12 +293,13 @@ _OF_A_WORKER = frozenset(
     {
         *("HOROVODLIKE_ELASTIC", "HOROVOD_ELASTIC", "HOROVODLIKE_WORKER", "HOROVODLIKE_GENERATION"),
         *("HOROVODLIKE_DRIVER_ADDR", "HOROVODLIKE_DRIVER_PORT"),
+        *("HOROVODLIKE_SERVER", "HOROVODLIKE_SERVERS"),
     }
 )
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all variables except those of an elastic job's worker, which may have started the launcher."""
+    """Return all variables except those of a worker or server of another job, which may have started the launcher."""
     return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
 
 

@@ -12,7 +12,7 @@ from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribution
 from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection
 from horovodlike.launcher.supervisor.failure_attribution import Failure
-from horovodlike.launcher.supervisor.output import RankOutput
+from horovodlike.launcher.supervisor.output import RankOutput, server_of
 
 GRACE_S = 5.0
 """The time from SIGTERM, or from a signal that was passed on, to SIGKILL."""
@@ -58,6 +58,7 @@ class Job(Supervisor):
         network_timeout: float = 30.0,
         look_every: float | None = None,
         on_gone: Callable[[int, str], None] | None = None,
+        num_ranks: int | None = None,
     ) -> None:
         """Prepare the job; :meth:`run` supervises it.
 
@@ -69,6 +70,8 @@ class Job(Supervisor):
             network_timeout: How long another host may be silent, in seconds.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
+            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended; the job ends if one of
+                them exits before.
         """
         super().__init__(output, wakeup)
         self._connections = AgentConnections(connections, self, output, network_timeout)
@@ -77,6 +80,7 @@ class Job(Supervisor):
         self._network_timeout = network_timeout
         self._look_every = look_every
         self._tell_gone = on_gone
+        self._num_ranks = num_ranks
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
@@ -105,6 +109,7 @@ class Job(Supervisor):
         self._connections.conclude(selector)
         self._handle_signals()
         self._advance()
+        self._end_servers()
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
@@ -137,11 +142,11 @@ class Job(Supervisor):
         elif frame.kind is FrameKind.STARTED:
             self._running[frame.number] = int(frame.payload)
             where = "" if connection.host is None else f" on {connection.host}"
-            self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
+            self._explain(f"{self._name(frame.number)} is process {int(frame.payload)}{where}")
         elif frame.kind is FrameKind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
         elif frame.kind is FrameKind.GONE:
-            if self._tell_gone is not None and not self._ended:
+            if self._tell_gone is not None and not self._ended and self._is_rank(frame.number):
                 pid, status = decode_exit(frame.payload)
                 self._tell_gone(
                     frame.number, failure_attribution.how_it_ended(frame.number, pid, status, connection.host)
@@ -157,7 +162,13 @@ class Job(Supervisor):
     def _on_exit(self, rank: int, pid: int, status: int) -> None:
         self._running.pop(rank, None)
         self._output.finish(rank)
-        self._explain(f"rank {rank} ended with status {status}")
+        self._explain(f"{self._name(rank)} ended with status {status}")
+        if (server := server_of(rank, self._num_ranks)) is not None:
+            if not self._ended:
+                host = self._connection_of[rank].host
+                how = failure_attribution.how_it_ended(server, pid, status, host, "server")
+                self._blame(f"{how}, and the ranks need it")
+            return
         if status != 0 and not self._decided and not self._ended:
             host = self._connection_of[rank].host
             raised, _ = unpack_answer(self._outcome.results.get(rank, b""))
@@ -172,6 +183,7 @@ class Job(Supervisor):
             del self._running[rank]
             self._output.finish(rank)
         if (lost or status != 0) and not self._decided:
+            lost = [*filter(self._is_rank, lost)]
             ranks = f"; {listed('rank', lost)} {'was' if len(lost) == 1 else 'were'} ended" if lost else ""
             self._blame(connection.explain_end(status) + ranks)
 
@@ -205,7 +217,7 @@ class Job(Supervisor):
             self._outcome.exit_code = failure_attribution.exit_code(-received)
             if received != signal.SIGPIPE:
                 self._output.say(
-                    f"hvdrun: {name}: ending {counted(len(self._running), 'rank')} within "
+                    f"hvdrun: {name}: ending {counted(len([*filter(self._is_rank, self._running)]), 'rank')} within "
                     f"{GRACE_S:g} s; a second signal kills at once"
                 )
         self._have_ended(passed)
@@ -222,7 +234,8 @@ class Job(Supervisor):
     def _advance(self) -> None:
         if self._failed_at is None:
             return
-        over = not self._running or time.monotonic() >= self._failed_at + failure_attribution.SETTLE_S
+        settled = time.monotonic() >= self._failed_at + failure_attribution.SETTLE_S
+        over = settled or not any(map(self._is_rank, self._running))
         if not self._decided:
             failure, reason = failure_attribution.choose(self._failures, over or self._ended)
             if failure is not None:
@@ -230,8 +243,20 @@ class Job(Supervisor):
         if over and not self._ended:
             self._ended = True
             if self._running:
-                self._explain(f"ending {listed('rank', sorted(self._running))}")
+                self._explain(f"ending {', '.join(map(self._name, sorted(self._running)))}")
             self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
+
+    def _end_servers(self) -> None:
+        if self._running and not self._ended and not any(map(self._is_rank, self._running)):
+            self._explain("all ranks have ended: ending the servers")
+            self._have_ended(signal.SIGTERM)
+
+    def _is_rank(self, number: int) -> bool:
+        return server_of(number, self._num_ranks) is None
+
+    def _name(self, number: int) -> str:
+        server = server_of(number, self._num_ranks)
+        return f"rank {number}" if server is None else f"server {server}"
 
     def _decide(self, failure: Failure, reason: str) -> None:
         self._decided = True

@@ -141,6 +141,16 @@ def last_lines(tail: bytes, count: int = LAST_LINES) -> tuple[bytes, ...]:
     return tuple(lines[-count:]) if any(lines) else ()
 
 
+def server_of(number: int, num_ranks: int | None) -> int | None:
+    """Return which server of parameters a process is; None for a rank. Servers are numbered after the ranks.
+
+    Args:
+        number: The number of the process.
+        num_ranks: How many ranks the job has; None if it has no servers.
+    """
+    return None if num_ranks is None or number < num_ranks else number - num_ranks
+
+
 @dataclass
 class Screen:
     """The target of one of the launcher's own streams.
@@ -199,7 +209,13 @@ class OutputFiles:
     """The files ``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
 
     def __init__(
-        self, directory: str, size: int, ranks: Iterable[int] | None = None, *, called: str = "--output-filename"
+        self,
+        directory: str,
+        size: int,
+        ranks: Iterable[int] | None = None,
+        *,
+        servers: int = 0,
+        called: str = "--output-filename",
     ) -> None:
         """Create the files, or empty them if they exist.
 
@@ -207,6 +223,7 @@ class OutputFiles:
             directory: The folder.
             size: How many ranks the job has.
             ranks: The ranks that have files on this host; all if None.
+            servers: How many servers of parameters the job has; their folders are ``server.N``.
             called: The name of the option in messages to the user.
 
         Raises:
@@ -215,13 +232,14 @@ class OutputFiles:
         self._files: dict[tuple[int, FrameKind], BinaryIO | None] = {}  # None: the job continues without it
         self._directory = Path(directory)
         self._called = called
+        self._num_ranks = size if servers else None
         self._digits = len(str(size - 1))
         self._stack = ExitStack()
         if not directory:
             raise UsageError(f"{called} is empty; it must be the name of a folder")
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            for rank in range(size) if ranks is None else ranks:
+            for rank in range(size + servers) if ranks is None else ranks:
                 self.add(rank)
             undo.pop_all()
 
@@ -232,7 +250,8 @@ class OutputFiles:
             UsageError: A file cannot be created. The rank can continue without the missing files.
         """
         self._files.update({(rank, stream): None for stream in _NAMES})
-        folder = self._directory / f"rank.{rank:0{self._digits}d}"
+        server = server_of(rank, self._num_ranks)
+        folder = self._directory / (f"rank.{rank:0{self._digits}d}" if server is None else f"server.{server}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for stream, name in _NAMES.items():
@@ -273,6 +292,7 @@ class RankOutput:
         writer: Writer,
         files: OutputFiles | None = None,
         timestamps: bool = False,
+        num_ranks: int | None = None,
     ) -> None:
         """Take the targets of the output.
 
@@ -281,11 +301,13 @@ class RankOutput:
             writer: Writes to the screens, in its own thread.
             files: The files that get a copy, or None.
             timestamps: Each line begins with the time.
+            num_ranks: As for :func:`server_of`.
         """
         self._screens = screens
         self._writer = writer
         self._files = files
         self._timestamps = timestamps
+        self._num_ranks = num_ranks
         self._tails: dict[int, bytes] = {}
 
     @property
@@ -352,7 +374,8 @@ class RankOutput:
         self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))
 
     def _prefix(self, rank: int, stream: FrameKind) -> bytes:
-        text = f"[{rank}]<{_NAMES[stream]}>: "
+        server = server_of(rank, self._num_ranks)
+        text = f"[{rank if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._timestamps:
             text = time.ctime() + text
         if self._screens[stream].coloured:

@@ -15,7 +15,7 @@ from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
+from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks, plan_servers, server_numbers
 from horovodlike.launcher.supervisor import SignalHandler, Supervisor, Wakeup
 from horovodlike.launcher.supervisor.agent_startup import (
     describe_hosts,
@@ -83,7 +83,9 @@ class Launch:
         """Make the files that ``--output-filename`` asks for."""
         if self._spec.output_directory is not None:
             called = self._spec.called("--output-filename")
-            self._files = OutputFiles(self._spec.output_directory, size, ranks, called=called)
+            self._files = OutputFiles(
+                self._spec.output_directory, size, ranks, servers=self._spec.servers, called=called
+            )
             self._stack.callback(self._files.close)
 
     def _open_output(self) -> None:
@@ -92,7 +94,8 @@ class Launch:
         self._stack.callback(self._wakeup.close)
         self._writer = Writer(self._wakeup.set)
         screens = Screen.pair(sys.stdout, sys.stderr, self._environ)
-        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps)
+        self._num_ranks = self._spec.num_proc if self._spec.servers else None
+        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps, self._num_ranks)
 
     def _attach(self, supervisor: Supervisor) -> None:
         """Pass signals to the supervisor from now on; in the end wait for the writer, unless the job is abandoned."""
@@ -107,7 +110,7 @@ class Launch:
         """Start the rendezvous server, and note its port."""
         from horovodlike._bootstrap.bootstrap import RendezvousServer
 
-        self._server = RendezvousServer(key, size, address, self._identity.job_id)
+        self._server = RendezvousServer(key, size, address, self._identity.job_id, servers=self._spec.servers)
         self._server.start()
         self._stack.callback(self._server.close)
         self._identity = replace(self._identity, key=key.hex(), address=address, port=self._server.port)
@@ -152,7 +155,10 @@ class StaticLaunch(Launch):
     def plan(self) -> None:
         """See :meth:`Launch.plan`."""
         planned = {placement.name: self._plan_host(placement) for placement in self._placements}
-        self._plans = [plans for plans, _ in planned.values()]
+        self._plans = [
+            [*plans, *plan_servers(self._spec, placement, self._identity)]
+            for (plans, _), placement in zip(planned.values(), self._placements, strict=True)
+        ]
         said = [lines for _, lines in planned.values()]
         if all(lines == said[0] for lines in said):
             self._said = said[0]
@@ -180,7 +186,7 @@ class StaticLaunch(Launch):
         self._open_output()
         self._job = Job(
             {
-                connection: placement.ranks
+                connection: (*placement.ranks, *server_numbers(self._spec, placement))
                 for connection, placement in zip(self._connections, self._placements, strict=True)
             },
             self._output,
@@ -189,6 +195,7 @@ class StaticLaunch(Launch):
             network_timeout=self._spec.network_timeout,
             look_every=self._look_every,
             on_gone=self._server.exited,
+            num_ranks=self._num_ranks,
         )
         self._attach(self._job)
         self._say(*self._said)

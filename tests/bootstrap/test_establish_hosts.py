@@ -213,7 +213,7 @@ def test_containers_of_one_node(
 def test_memory_that_cannot_be_shared(
     on_hosts: StartHosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shared_memory, "_write_token", lambda fd: b"x" * shared_memory.TOKEN_BYTES)
+    monkeypatch.setattr(shared_memory, "write_token", lambda fd: b"x" * shared_memory.TOKEN_BYTES)
     results = raise_errors(on_hosts("aa", describe))
     assert [result["hosts"] for result in results] == [[0, 1]] * 2
     said = capsys.readouterr().err

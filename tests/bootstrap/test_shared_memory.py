@@ -157,9 +157,9 @@ def test_hosts_that_share_memory_in_different_ways(
     open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One host has no anonymous files: the other keeps what it has."""
-    real = shared_memory._make_memfd
+    real = shared_memory.make_memfd
     monkeypatch.setattr(
-        shared_memory, "_make_memfd", lambda count: no_memfd() if count == NUM_BYTES + 1 else real(count)
+        shared_memory, "make_memfd", lambda count: no_memfd() if count == NUM_BYTES + 1 else real(count)
     )
     segments = open_all("aabb", lambda rank, table: NUM_BYTES + rank // 2)
     assert check_shared(segments[:2])[0].startswith("/memfd:")
@@ -209,7 +209,7 @@ def test_memory_that_does_not_hold_the_token(
     open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path that leads to another process's memory is noticed."""
-    monkeypatch.setattr(shared_memory, "_write_token", lambda fd: b"x" * shared_memory.TOKEN_BYTES)
+    monkeypatch.setattr(shared_memory, "write_token", lambda fd: b"x" * shared_memory.TOKEN_BYTES)
     problems = check_alone(open_all("aa"))
     assert "rank 1:" in problems[0]
     assert "does not hold what local rank 0 wrote" in problems[0]
@@ -222,7 +222,7 @@ def test_ranks_that_can_share_memory_stay_together(
     """As with two containers on one node: ranks 0 and 2 see one memory, ranks 1, 3 and 4 another."""
     outside = (1, 3, 4)
     here = threading.local()
-    real = shared_memory._open_and_verify
+    real = shared_memory.open_and_verify
 
     def num_bytes(rank: int, table: HostTable) -> int:
         beside = table.ranks_beside(rank)
@@ -234,7 +234,7 @@ def test_ranks_that_can_share_memory_stay_together(
             raise OSError(errno.ENOENT, "another container's")
         return real(*arguments)
 
-    monkeypatch.setattr(shared_memory, "_open_and_verify", open_and_verify)
+    monkeypatch.setattr(shared_memory, "open_and_verify", open_and_verify)
     segments = open_all("aaaaab", num_bytes)
     for ranks in ((0, 2), outside):
         check_shared([segments[rank] for rank in ranks], NUM_BYTES + len(ranks))
@@ -250,7 +250,7 @@ def test_memory_of_another_size_or_kind(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "small", tmp_path / "pipe", tmp_path):
         with pytest.raises(RendezvousError, match="is not the memory of local rank 0"):
-            shared_memory._open_and_verify(str(path), 4096, bytes(32), 0)
+            shared_memory.open_and_verify(str(path), 4096, bytes(32), 0)
 
 
 def test_different_sizes(open_all: OpenAll) -> None:

@@ -243,3 +243,35 @@ def test_ctrl_c(cluster: Callable[..., Cluster], program: Callable[[str], Path],
     assert code == 130
     assert "KeyboardInterrupt" in err
     gone(hosts.machines)
+
+
+PARAMETERS = """
+    import numpy as np
+    import horovodlike as hvd
+    from horovodlike.parameter_server import ParameterServer
+
+    hvd.init()
+    for servers in ("dedicated", "ranks"):
+        with ParameterServer(np.zeros(1_000_001), servers=servers) as server:
+            for _ in range(3):
+                server.send(np.ones(1_000_001)).wait()
+            hvd.barrier()
+            assert (server.receive().wait() == 3 * hvd.size()).all()
+            hvd.barrier()
+    print("received", hvd.size())
+"""
+
+
+@pytest.mark.parametrize("seals", ["0", "1"])
+def test_servers_of_parameters(
+    cluster: Callable[..., Cluster], program: Callable[[str], Path], tmp_path: Path, seals: str
+) -> None:
+    """Two servers and three ranks on two hosts, so that some connections are within a host and some are not."""
+    hosts = cluster(2, ssh=True)
+    words = ("-H", "h0:2,h1:1", "--servers", 2, "--verbose", program(PARAMETERS))
+    code, out, err = finish(hvdrun(hosts.launcher, tmp_path, *words, HOROVODLIKE_SEAL_DATA=seals))
+    assert code == 0, err
+    assert out.count("received 3\n") == 3
+    assert [re.search(rf"^hvdrun: server {n} is process \d+ on h{n}$", err, re.M) for n in range(2)].count(None) == 0
+    assert "warning" not in err, err
+    gone(hosts.hosts)

@@ -29,6 +29,7 @@ HVDRUN_RECORDS = HVDRUN.with_name("hvdrun-records")
 
 # What `hvd` is in pages that are not about PyTorch.
 FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodlike", "records.md": "horovodlike"}
+FRAMEWORKS |= {"parameter_server.md": "horovodlike"}
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
@@ -206,7 +207,16 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     assert len(weights) == 2 and weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("page", ["arrays.md", "data_parallel.md", "engine.md", "settings.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "arrays.md",
+        "data_parallel.md",
+        "engine.md",
+        pytest.param("parameter_server.md", marks=pytest.mark.slow),
+        "settings.md",
+    ],
+)
 def test_the_blocks_of_a_page_run_as_one_script(page: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("\n".join(blocks(ROOT / "docs" / "users" / page, "python")))

@@ -39,6 +39,7 @@ CLASS = {
 }
 # Names that are defined twice for a reason.
 SHARED = {
+    "ParameterServer": "torch: the same for tensors and modules",
     "Gradients": "keras: implementations of one protocol",
     "UnsupportedReductionError": "tensorflow: only errors of its own classes leave a graph",
 }

@@ -49,6 +49,8 @@ N, S = (("4", "many"), ("2.5", "soon"))
 VALUES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
     "--num-proc": ((), "2", "two"),
     "--config-file": ((), "good.yaml", "bad.yaml"),
+    "--servers": ((), "2", "0"),
+    "--server-module": (("--servers", "1"), "my_rules", "rules.py/"),
     "--output-filename": ((), "logs", "file"),
     "--bind-to": ((), "numa", "socket"),
     "--hosts": ((), "localhost:2", "localhost"),

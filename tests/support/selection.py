@@ -15,7 +15,18 @@ from collections.abc import Iterable
 
 import pytest
 
-WITH_PROCESSES = {"arrays", "cluster", "engine", "elastic", "examples", "keras", "mpi", "tensorflow", "torch"}
+WITH_PROCESSES = {
+    "arrays",
+    "cluster",
+    "engine",
+    "elastic",
+    "examples",
+    "keras",
+    "mpi",
+    "parameter_server",
+    "tensorflow",
+    "torch",
+}
 USUAL_SIZE = 3
 """A number of ranks that is neither even nor a power of two, and has a rank between the first and the last."""
 

@@ -16,6 +16,7 @@ void MessageReceiver::request(const Announcement& announcement, const MessageHea
   Incoming incoming{std::move(receive), message, announcement, 0};
   if (message.num_bytes == 0 || (may_copy_ && announcement.address != 0)) {
     copied_.push_back(std::move(incoming));
+    begin_jointly();
   } else {
     request_fragments(std::move(incoming));
   }
@@ -31,21 +32,31 @@ void MessageReceiver::request_fragments(Incoming incoming) {
 bool MessageReceiver::can_copy() const {
   if (jointly_.receive == nullptr) return !copied_.empty();
   const JointCopy& joint = *stream_.received_copy();
-  return !copied_.empty() || joint.has_pieces() || joint.is_complete();
+  const bool can_copy_alone =
+      std::any_of(copied_.begin(), copied_.end(), [&](const auto& each) { return !waits_for_turn(each); });
+  return can_copy_alone || joint.has_pieces() || joint.is_complete();
 }
 
-bool MessageReceiver::can_begin_jointly() const {
-  if (!may_copy_ || !may_sender_copy_ || jointly_.receive != nullptr || copied_.empty()) return false;
-  const Incoming& next = copied_.front();
-  return next.num_received == 0 && next.message.num_bytes >= kLeastJointBytes && stream_.received_copy() != nullptr;
+bool MessageReceiver::waits_for_turn(const Incoming& incoming) const {
+  return jointly_.receive != nullptr && jointly_.message.num_bytes <= kLeastJointBytes && can_be_joint(incoming);
+}
+
+bool MessageReceiver::can_be_joint(const Incoming& incoming) const {
+  return may_copy_ && may_sender_copy_ && incoming.num_received == 0 &&
+         incoming.message.num_bytes >= kLeastJointBytes && stream_.received_copy() != nullptr;
+}
+
+void MessageReceiver::begin_jointly() {
+  if (jointly_.receive != nullptr) return;
+  const auto next = std::find_if(copied_.begin(), copied_.end(), [&](const auto& each) { return can_be_joint(each); });
+  if (next == copied_.end()) return;
+  jointly_ = std::move(*next);
+  copied_.erase(next);
+  stream_.received_copy()->begin(jointly_.announcement.id, jointly_.receive->data, jointly_.message.num_bytes);
 }
 
 void MessageReceiver::copy(bool* progressed) {
-  if (can_begin_jointly()) {
-    jointly_ = std::move(copied_.front());
-    copied_.pop_front();
-    stream_.received_copy()->begin(jointly_.announcement.id, jointly_.receive->data, jointly_.message.num_bytes);
-  }
+  begin_jointly();
   copy_jointly(progressed);
   copy_alone(progressed);
 }
@@ -67,16 +78,22 @@ void MessageReceiver::copy_jointly(bool* progressed) {
   if (!joint.is_complete()) return;
   *progressed = true;
   Incoming incoming = std::exchange(jointly_, Incoming());
-  if (!joint.has_failed()) return end_copy(incoming);
+  if (!joint.has_failed()) {
+    begin_jointly();  // the sender copies the next one while this one is used
+    has_ended_ = true;
+    return end_copy(incoming);
+  }
   may_sender_copy_ = false;
   copied_.push_back(std::move(incoming));
 }
 
 void MessageReceiver::copy_alone(bool* progressed) {
-  if (copied_.empty()) return;
+  const auto next =
+      std::find_if(copied_.begin(), copied_.end(), [&](const auto& each) { return !waits_for_turn(each); });
+  if (next == copied_.end()) return;
   *progressed = true;
-  Incoming incoming = std::move(copied_.front());
-  copied_.pop_front();
+  Incoming incoming = std::move(*next);
+  copied_.erase(next);
   const uint64_t num_bytes = std::min(kPieceBytes, incoming.message.num_bytes - incoming.num_received);
   const uint64_t from = incoming.announcement.address + incoming.num_received;
   if (num_bytes > 0 && !stream_.copy_from(from, incoming.receive->data + incoming.num_received, num_bytes)) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "p2p/message_sender.h"
@@ -34,6 +35,8 @@ class MessageReceiver {
   void copy(bool* progressed);
   // True if copy() would do something.
   bool can_copy() const;
+  // True if a joint copy has ended since the last call: a good time to use the message, as the sender copies the next.
+  bool take_ended() { return std::exchange(has_ended_, false); }
   // True if messages are being copied, here or by the sender.
   bool is_copying() const { return !copied_.empty() || jointly_.receive != nullptr; }
 
@@ -50,7 +53,10 @@ class MessageReceiver {
     bool is_complete() const { return num_received == message.num_bytes; }
   };
 
-  bool can_begin_jointly() const;
+  bool can_be_joint(const Incoming& incoming) const;
+  // True if the next joint copy is better than one by this rank alone, as the one under way is short.
+  bool waits_for_turn(const Incoming& incoming) const;
+  void begin_jointly();
   void copy_jointly(bool* progressed);
   void copy_alone(bool* progressed);
   void end_copy(const Incoming& incoming);
@@ -61,6 +67,7 @@ class MessageReceiver {
   MessageEvents& events_;
   bool may_copy_ = true;                               // until the system refuses it
   bool may_sender_copy_ = true;                        // likewise
+  bool has_ended_ = false;                             // a joint copy
   Incoming jointly_;                                   // the joint copy; its receive is null if there is none
   std::deque<Incoming> copied_;                        // copied by this rank alone; they take turns
   std::unordered_map<uint64_t, Incoming> fragmented_;  // by the sender's id

@@ -72,7 +72,7 @@ void PeerLink::tell_broken(const std::string& why) {
 Status PeerLink::progress(bool* progressed) {
   Status status;
   bool moved = true;
-  for (int round = 0; status.ok() && moved && round < kRounds; ++round) {
+  for (int round = 0; status.ok() && moved && round < kRounds && !receiver_.take_ended(); ++round) {
     moved = false;
     receiver_.copy(&moved);
     sender_.copy(&moved);

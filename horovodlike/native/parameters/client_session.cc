@@ -4,35 +4,49 @@
 
 namespace hvl {
 
+namespace {
+
+// The limits of what is on its way to the server. It drops a client that sends more than it must keep.
+constexpr size_t kMostLarge = 64;
+constexpr uint64_t kMostBatchBytes = kMessageCredit / 2 - 8 * kEagerBytes;
+
+}  // namespace
+
 ClientSession::ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
                              OnEnd on_end)
     : Session(server, std::move(stream), keys), on_end_(std::move(on_end)) {}
 
-uint64_t ClientSession::push(const Update& update, uint32_t shard, uint64_t offset, uint64_t count,
-                             const char* elements, uint64_t num_bytes) {
-  Command command;
-  command.update = update;
-  command.shard = shard;
-  command.number = next_number_++;
-  command.offset = offset;
-  command.count = count;
-  command.num_inline = num_bytes <= kInlineBytes ? num_bytes : 0;
-  pending_[command.number] = Pending();
-  put(command, elements);
-  if (num_bytes > kInlineBytes) send_elements(command.number, elements, num_bytes);
-  return command.number;
+// Each command may be a batch by itself.
+uint64_t ClientSession::cost_of(const Piece& piece) {
+  return credit_of(kMostCommandBytes) + (is_large(piece) ? 0 : piece.num_sent);
 }
 
-uint64_t ClientSession::pull(uint32_t shard, uint64_t offset, uint64_t count, char* elements, uint64_t num_bytes) {
+bool ClientSession::has_room_for(const Piece& piece) const {
+  return num_batch_bytes_ + cost_of(piece) <= kMostBatchBytes && (!is_large(piece) || num_large_ < kMostLarge);
+}
+
+Status ClientSession::before_sending() {
+  while (can_call()) {
+    Piece* piece = waiting_.front();
+    waiting_.pop_front();
+    Command& command = piece->command;
+    command.number = next_number_++;
+    command.num_inline = is_large(*piece) ? 0 : static_cast<uint32_t>(piece->num_sent);
+    pending_[command.number] = piece;
+    num_batch_bytes_ += cost_of(*piece);
+    put(command, piece->sent);
+    if (!is_large(*piece)) continue;
+    ++num_large_;
+    send_elements(command.number, piece->sent, piece->num_sent);
+  }
+  return Status();
+}
+
+void ClientSession::leave() {
   Command command;
-  command.kind = Command::Kind::kPull;
-  command.shard = shard;
+  command.kind = Command::Kind::kLeave;
   command.number = next_number_++;
-  command.offset = offset;
-  command.count = count;
-  pending_[command.number] = Pending{command.kind, elements, num_bytes};
   put(command, nullptr);
-  return command.number;
 }
 
 Status ClientSession::on_batch(Bytes batch) {
@@ -43,8 +57,11 @@ Status ClientSession::on_batch(Bytes batch) {
     status = reader.read(&reply);
     if (!status.ok()) break;
     const auto found = pending_.find(reply.number);
-    const bool fits = found != pending_.end() && (found->second.kind == Command::Kind::kPush || !reply.status.ok());
+    const bool fits =
+        found != pending_.end() && (found->second->command.kind != Command::Kind::kPull || !reply.status.ok());
     if (!fits) return wrong("a reply to no command");
+    if (is_large(*found->second) && !found->second->is_sent) return wrong("a reply before it has the elements");
+    if (!reply.status.ok()) reply.status = Status(reply.status.code(), peer() + ": " + reply.status.message());
     end(reply.number, reply.status);
   }
   give_credit(batch.size());
@@ -53,10 +70,11 @@ Status ClientSession::on_batch(Bytes batch) {
 
 Status ClientSession::on_elements(uint64_t number, uint64_t num_bytes) {
   const auto found = pending_.find(number);
-  if (found == pending_.end() || found->second.kind != Command::Kind::kPull || found->second.num_bytes != num_bytes) {
+  if (found == pending_.end() || found->second->command.kind != Command::Kind::kPull ||
+      found->second->num_received != num_bytes) {
     return wrong("elements that were not asked for");
   }
-  fetch(number, found->second.elements);
+  fetch(number, found->second->received);
   return Status();
 }
 
@@ -66,14 +84,25 @@ Status ClientSession::on_fetched(uint64_t number) {
 }
 
 // The server's reply ends the push.
-Status ClientSession::on_sent(uint64_t) { return Status(); }
+Status ClientSession::on_sent(uint64_t number) {
+  const auto found = pending_.find(number);
+  if (found != pending_.end()) found->second->is_sent = true;
+  return Status();
+}
 
 void ClientSession::end(uint64_t number, const Status& status) {
-  if (pending_.erase(number) > 0) on_end_(number, status);
+  const auto found = pending_.find(number);
+  if (found == pending_.end()) return;
+  Piece* piece = found->second;
+  pending_.erase(found);
+  num_batch_bytes_ -= cost_of(*piece);
+  if (is_large(*piece)) --num_large_;
+  on_end_(piece, status);
 }
 
 void ClientSession::fail(const Status& status) {
-  for (const auto& [number, command] : std::exchange(pending_, {})) on_end_(number, status);
+  for (const auto& [number, piece] : std::exchange(pending_, {})) on_end_(piece, status);
+  for (Piece* piece : std::exchange(waiting_, {})) on_end_(piece, status);
 }
 
 }  // namespace hvl

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,38 +12,51 @@
 
 namespace hvl {
 
+// A command with its memory.
+struct Piece {
+  Command command;             // the session sets its number, num_inline
+  const char* sent = nullptr;  // the payload
+  uint64_t num_sent = 0;       // bytes
+  char* received = nullptr;    // memory for the elements of a pull
+  uint64_t num_received = 0;   // bytes
+  bool is_sent = false;        // the payload, if it is a message of its own
+};
+
 class ClientSession final : public Session {
  public:
-  // Called by progress() when a command has ended, with its number and its status.
-  using OnEnd = std::function<void(uint64_t number, const Status& status)>;
+  // Called when a command has ended, with its status.
+  using OnEnd = std::function<void(Piece* piece, const Status& status)>;
 
   ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys, OnEnd on_end);
 
-  // Push and pull elements [offset, offset + count) of a shard; they return the number of the command. Commands of a
-  // session are carried out in order. The memory is borrowed until the command has ended.
-  uint64_t push(const Update& update, uint32_t shard, uint64_t offset, uint64_t count, const char* elements,
-                uint64_t num_bytes);
-  uint64_t pull(uint32_t shard, uint64_t offset, uint64_t count, char* elements, uint64_t num_bytes);
-  bool has_pending() const { return !pending_.empty(); }
+  // Takes a command, which is borrowed until it has ended, and so is its memory. Commands of a session are carried out
+  // in order. They leave in batches: as few at a time as the server must keep for that.
+  void call(Piece* piece) { waiting_.push_back(piece); }
+  bool has_pending() const { return !pending_.empty() || !waiting_.empty(); }
+  bool can_call() const { return !waiting_.empty() && has_room_for(*waiting_.front()); }
+  // Tells the server that the client ends the connection.
+  void leave();
   // Ends all commands that have not ended with an error; progress() must not be called any more.
   void fail(const Status& status);
 
  private:
-  struct Pending {
-    Command::Kind kind = Command::Kind::kPush;
-    char* elements = nullptr;  // memory for those that a pull returns
-    uint64_t num_bytes = 0;
-  };
-
   Status on_batch(Bytes batch) override;
   Status on_elements(uint64_t number, uint64_t num_bytes) override;
   Status on_fetched(uint64_t number) override;
   Status on_sent(uint64_t number) override;
+  Status before_sending() override;
+
+  static bool is_large(const Piece& piece) { return piece.num_sent > kInlineBytes; }
+  static uint64_t cost_of(const Piece& piece);
+  bool has_room_for(const Piece& piece) const;
   void end(uint64_t number, const Status& status);
 
   const OnEnd on_end_;
-  std::unordered_map<uint64_t, Pending> pending_;  // by number
+  std::deque<Piece*> waiting_;                    // to be sent
+  std::unordered_map<uint64_t, Piece*> pending_;  // by number
   uint64_t next_number_ = 1;
+  size_t num_large_ = 0;          // pending commands with a payload of their own
+  uint64_t num_batch_bytes_ = 0;  // of pending commands in batches
 };
 
 }  // namespace hvl

@@ -11,16 +11,25 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "commands need byte swa
 
 struct WireCommand {
   uint8_t kind;
+  uint8_t part;
+  uint8_t format;
+  uint8_t dtype;
   uint8_t rule;
-  uint16_t zeros;
+  uint8_t num_arguments;
+  uint8_t name_bytes;  // the name follows the command
+  uint8_t zero;
   uint32_t shard;
+  uint32_t num_ranges;
+  uint32_t num_inline;
+  uint32_t zeros;
+  uint64_t array;
   uint64_t number;
   uint64_t offset;
   uint64_t count;
-  uint64_t num_inline;
   double arguments[kMostRuleArguments];
 };
-static_assert(sizeof(WireCommand) == kCommandBytes, "a command has no gaps");
+static_assert(sizeof(WireCommand) == 88, "a command has no gaps");
+static_assert(sizeof(WireCommand) + HVL_PARAMETERS_NAME_BYTES == kMostCommandBytes, "the name is the longest");
 
 struct WireReply {
   uint64_t number;
@@ -36,30 +45,53 @@ void append_bytes(const void* from, uint64_t num_bytes, Bytes* batch) {
   batch->insert(batch->end(), bytes, bytes + num_bytes);
 }
 
+// Commands, names and payloads begin at multiples of 8 bytes, so that elements are aligned.
+constexpr uint64_t kAligned = 8;
+
+void pad(Bytes* batch) { batch->resize(round_up(batch->size(), kAligned)); }
+
 Status wrong(const char* what) { return Status(HVL_JOB_BROKEN, std::string("Protocol error: ") + what); }
 
+template <typename Enumeration>
+bool is_at_most(uint8_t value, Enumeration last) {
+  return value <= static_cast<uint8_t>(last);
+}
+
 bool is_valid(const WireCommand& wire) {
-  const bool is_known = wire.kind == static_cast<uint8_t>(Command::Kind::kPush) ||
-                        wire.kind == static_cast<uint8_t>(Command::Kind::kPull);
-  return is_known && wire.rule <= static_cast<uint8_t>(Rule::kAdam) && wire.zeros == 0 && wire.number > 0 &&
-         wire.number <= INT64_MAX && wire.num_inline <= kInlineBytes;
+  const bool is_named = wire.rule == static_cast<uint8_t>(Rule::kNamed);
+  return wire.kind > 0 && is_at_most(wire.kind, Command::Kind::kLeave) && is_at_most(wire.part, Part::kCounters) &&
+         is_at_most(wire.format, HVL_PAYLOAD_INT8) && wire.dtype < kNumDataTypes &&
+         is_at_most(wire.rule, Rule::kNamed) && wire.num_arguments <= kMostRuleArguments &&
+         wire.name_bytes <= HVL_PARAMETERS_NAME_BYTES && (wire.name_bytes > 0) == is_named && wire.zero == 0 &&
+         wire.zeros == 0 && wire.number > 0 && wire.number <= INT64_MAX && wire.num_inline <= kInlineBytes &&
+         wire.num_ranges <= kPieceBytesMost / sizeof(Range);
 }
 
 }  // namespace
 
-void append(const Command& command, const char* elements, Bytes* batch) {
-  WireCommand wire{static_cast<uint8_t>(command.kind),
-                   static_cast<uint8_t>(command.update.rule),
-                   0,
-                   command.shard,
-                   command.number,
-                   command.offset,
-                   command.count,
-                   command.num_inline,
-                   {}};
-  std::copy(std::begin(command.update.arguments), std::end(command.update.arguments), wire.arguments);
+void append(const Command& command, const char* payload, Bytes* batch) {
+  const Update& update = command.update;
+  WireCommand wire{};
+  wire.kind = static_cast<uint8_t>(command.kind);
+  wire.part = static_cast<uint8_t>(command.part);
+  wire.format = static_cast<uint8_t>(command.format);
+  wire.dtype = static_cast<uint8_t>(command.dtype);
+  wire.rule = static_cast<uint8_t>(update.rule);
+  wire.num_arguments = static_cast<uint8_t>(update.num_arguments);
+  wire.name_bytes = static_cast<uint8_t>(update.name.size());
+  wire.shard = command.shard.index;
+  wire.num_ranges = command.num_ranges;
+  wire.num_inline = command.num_inline;
+  wire.array = command.shard.array;
+  wire.number = command.number;
+  wire.offset = command.range.offset;
+  wire.count = command.range.count;
+  std::copy(std::begin(update.arguments), std::end(update.arguments), wire.arguments);
   append_bytes(&wire, sizeof wire, batch);
-  append_bytes(elements, command.num_inline, batch);
+  append_bytes(update.name.data(), update.name.size(), batch);
+  pad(batch);
+  append_bytes(payload, command.num_inline, batch);
+  pad(batch);
 }
 
 void append(const Reply& reply, Bytes* batch) {
@@ -77,21 +109,30 @@ bool BatchReader::take(void* to, uint64_t num_bytes) {
   return true;
 }
 
-Status BatchReader::read(Command* command, const char** elements) {
+Status BatchReader::read(Command* command, const char** payload) {
   WireCommand wire;
   if (!take(&wire, sizeof wire)) return wrong("a command is cut off");
   if (!is_valid(wire)) return wrong("a command has a field that is out of range");
-  if (wire.num_inline > static_cast<uint64_t>(end_ - next_)) return wrong("the elements of a command are cut off");
+  const uint64_t name_bytes = round_up(wire.name_bytes, kAligned), payload_bytes = round_up(wire.num_inline, kAligned);
+  if (name_bytes + payload_bytes > static_cast<uint64_t>(end_ - next_)) {
+    return wrong("the elements of a command are cut off");
+  }
   command->kind = static_cast<Command::Kind>(wire.kind);
+  command->part = static_cast<Part>(wire.part);
+  command->format = static_cast<Payload>(wire.format);
+  command->dtype = static_cast<DataType>(wire.dtype);
   command->update.rule = static_cast<Rule>(wire.rule);
+  command->update.num_arguments = wire.num_arguments;
   std::copy(std::begin(wire.arguments), std::end(wire.arguments), command->update.arguments);
-  command->shard = wire.shard;
+  command->update.name.assign(next_, wire.name_bytes);
+  next_ += name_bytes;
+  command->shard = ShardId{wire.array, wire.shard};
   command->number = wire.number;
-  command->offset = wire.offset;
-  command->count = wire.count;
+  command->range = Range{wire.offset, wire.count};
+  command->num_ranges = wire.num_ranges;
   command->num_inline = wire.num_inline;
-  *elements = next_;
-  next_ += wire.num_inline;
+  *payload = next_;
+  next_ += payload_bytes;
   return Status();
 }
 

@@ -1,36 +1,63 @@
 // The commands of a client to a server of parameters, and the server's replies, as bytes.
 //
-// Commands and replies travel in batches: one message has as many as were waiting. The elements of a small push follow
-// its command within the batch; those of a large one are a message of their own, whose tag is the command's number, as
-// are the elements that a pull returns. A batch has the tag 0. Numbers are little-endian.
+// Commands and replies travel in batches: one message has as many as were waiting. The payload of a command is the
+// ranges of its elements, if there are several, and the elements of a push. A small one follows its command within the
+// batch; a large one is a message of its own, whose tag is the command's number, as are the elements that a pull
+// returns. A batch has the tag 0. Numbers are little-endian.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "parameters/payload.h"
 #include "parameters/rule.h"
+#include "parameters/shard.h"
 
 namespace hvl {
 
 constexpr int64_t kBatchTag = 0;
-constexpr uint64_t kInlineBytes = uint64_t{4} << 10;  // of the largest push whose elements are in the batch
-constexpr uint64_t kCommandBytes = 72;                // without elements
+constexpr uint64_t kInlineBytes = uint64_t{4} << 10;     // of the largest payload that is in the batch
+constexpr uint64_t kMostCommandBytes = 152;              // without its payload
+constexpr uint64_t kPieceBytesMost = uint64_t{1} << 20;  // of the elements, and of the payload, of a command
 
-struct Command {
-  enum class Kind : uint8_t { kPush = 1, kPull = 2 };
+// Chosen by the clients: the array, and the place of the shard in it.
+struct ShardId {
+  uint64_t array = 0;
+  uint32_t index = 0;
 
-  Kind kind = Kind::kPush;
-  Update update;        // of a push
-  uint32_t shard = 0;   // its number on the server
-  uint64_t number = 0;  // the client counts its commands, from 1 on
-  uint64_t offset = 0;  // of the elements in the shard
-  uint64_t count = 0;
-  uint64_t num_inline = 0;  // bytes of elements that follow the command
+  bool operator==(const ShardId& other) const { return array == other.array && index == other.index; }
 };
 
-// The answer to a push, and to a pull that has failed. A pull is answered by its elements.
+struct ShardIdHash {
+  size_t operator()(const ShardId& id) const { return std::hash<uint64_t>()(id.array * 31 + id.index); }
+};
+
+struct Command {
+  enum class Kind : uint8_t {
+    kPush = 1,
+    kPull = 2,
+    kCreate = 3,  // a shard of `range.count` elements of `dtype`; `range.offset`: the number of clients with a clock
+    kRemove = 4,
+    kTick = 5,  // `range.offset`: the staleness
+    kLeave = 6  // the client ends the connection; there is no reply
+  };
+
+  Kind kind = Kind::kPush;
+  Part part = Part::kValues;
+  Payload format = HVL_PAYLOAD_FULL;  // of a push
+  DataType dtype = HVL_UINT8;
+  Update update;  // of a push
+  ShardId shard;
+  uint64_t number = 0;  // the client counts its commands, from 1 on
+  Range range;          // if num_ranges is 0; else `count` is the sum of the ranges
+  uint32_t num_ranges = 0;
+  uint32_t num_inline = 0;  // bytes of payload that follow the command
+};
+
+// The answer to a command, but for a pull that succeeds: its elements answer it.
 struct Reply {
   uint64_t number = 0;
   Status status;
@@ -38,8 +65,8 @@ struct Reply {
 
 using Bytes = std::vector<char>;
 
-// `elements`: num_inline bytes.
-void append(const Command& command, const char* elements, Bytes* batch);
+// `payload`: num_inline bytes.
+void append(const Command& command, const char* payload, Bytes* batch);
 void append(const Reply& reply, Bytes* batch);
 
 // Reads a batch that was received. After an error, which says what is wrong, nothing more can be read.
@@ -48,8 +75,8 @@ class BatchReader {
   explicit BatchReader(const Bytes& batch) : next_(batch.data()), end_(batch.data() + batch.size()) {}
 
   bool is_at_end() const { return next_ == end_; }
-  // *elements: num_inline bytes within the batch.
-  Status read(Command* command, const char** elements);
+  // *payload: num_inline bytes within the batch.
+  Status read(Command* command, const char** payload);
   Status read(Reply* reply);
 
  private:

@@ -18,8 +18,9 @@ struct Traits {
 
 constexpr Traits kTraits[] = {{"zero", 0, 0}, {"copy", 0, 0}, {"add", 0, 0},      {"scale_add", 1, 0}, {"max", 0, 0},
                               {"min", 0, 0},  {"sgd", 1, 0},  {"momentum", 2, 1}, {"adam", 4, 2}};
+constexpr Traits kNoTraits{"", 0, 0};
 
-const Traits& traits_of(Rule rule) { return kTraits[static_cast<size_t>(rule)]; }
+const Traits& traits_of(Rule rule) { return rule == Rule::kNamed ? kNoTraits : kTraits[static_cast<size_t>(rule)]; }
 
 void combine(ReduceOp op, const char* pushed, const Elements& elements) {
   Reduction reduction;
@@ -77,14 +78,17 @@ void apply_with_arguments(const Update& update, const char* pushed, const Elemen
     case Rule::kCopy:
     case Rule::kAdd:
     case Rule::kMax:
-    case Rule::kMin: return;  // apply() does these
+    case Rule::kMin:
+    case Rule::kNamed: return;  // apply() does these, and the user
   }
 }
 
 }  // namespace
 
 const char* name_of(Rule rule) { return traits_of(rule).name; }
-int num_arguments(Rule rule) { return traits_of(rule).num_arguments; }
+int num_arguments(const Update& update) {
+  return update.rule == Rule::kNamed ? update.num_arguments : traits_of(update.rule).num_arguments;
+}
 int num_slots(Rule rule) { return traits_of(rule).num_slots; }
 
 bool find_rule(const std::string& name, Rule* rule) {
@@ -97,16 +101,32 @@ bool find_rule(const std::string& name, Rule* rule) {
 }
 
 Status check(const Update& update, DataType dtype) {
-  const std::string rule = std::string("the rule '") + name_of(update.rule) + "'";
-  if (num_arguments(update.rule) > 0 && dtype != HVL_FLOAT32 && dtype != HVL_FLOAT64) {
+  const std::string name = update.rule == Rule::kNamed ? update.name : name_of(update.rule);
+  const std::string rule = "the rule '" + name + "'";
+  const bool needs_floats = update.rule != Rule::kNamed && num_arguments(update) > 0;
+  if (needs_floats && dtype != HVL_FLOAT32 && dtype != HVL_FLOAT64) {
     return Status(HVL_INVALID_ARGUMENT,
                   rule + " is for float32 and float64, and the parameters are " + kDataTypeNames[dtype]);
   }
-  for (int index = 0; index < num_arguments(update.rule); ++index) {
+  for (int index = 0; index < num_arguments(update); ++index) {
     if (std::isfinite(update.arguments[index])) continue;
     return Status(HVL_INVALID_ARGUMENT, "argument " + std::to_string(index + 1) + " of " + rule + " is not finite");
   }
   return Status();
+}
+
+Status UserRules::apply(const Update& update, DataType dtype, void* values, const void* pushed, uint64_t count) const {
+  if (function == nullptr) {
+    std::string names;
+    for (const Traits& each : kTraits) names += std::string(names.empty() ? "" : ", ") + each.name;
+    return Status(HVL_INVALID_ARGUMENT, "there is no rule '" + update.name + "': the rules are " + names);
+  }
+  char error[HVL_PARAMETERS_ERROR_BYTES] = "";
+  const int32_t result = function(context, update.name.c_str(), update.arguments, update.num_arguments, dtype, values,
+                                  pushed, static_cast<int64_t>(count), error);
+  if (result == 0) return Status();
+  error[sizeof error - 1] = '\0';
+  return Status(HVL_INVALID_ARGUMENT, error[0] != '\0' ? error : "the rule '" + update.name + "' has failed");
 }
 
 void apply(const Update& update, const char* pushed, const Elements& elements) {
@@ -122,6 +142,7 @@ void apply(const Update& update, const char* pushed, const Elements& elements) {
     case Rule::kSgd:
     case Rule::kMomentum:
     case Rule::kAdam: break;
+    case Rule::kNamed: return;
   }
   if (elements.dtype == HVL_FLOAT32) return apply_with_arguments<float>(update, pushed, elements);
   apply_with_arguments<double>(update, pushed, elements);

@@ -1,8 +1,11 @@
 // The update rules of a parameter server: how a pushed array changes the elements of a shard.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <string>
 
 #include "base/status.h"
@@ -19,16 +22,32 @@ enum class Rule : uint8_t {
   kMin,       // likewise
   kSgd,       // e -= lr * x
   kMomentum,  // v = momentum * v + x; e -= lr * v
-  kAdam       // Kingma and Ba, https://arxiv.org/abs/1412.6980, in the order of operations of torch.optim.Adam
+  kAdam,      // Kingma and Ba, https://arxiv.org/abs/1412.6980, in the order of operations of torch.optim.Adam
+  kNamed      // a rule of the user, which the server knows by its name
 };
 
-constexpr int kMostRuleArguments = 4;
+constexpr int kMostRuleArguments = HVL_PARAMETERS_ARGUMENTS;
 constexpr int kMostSlots = 2;
 
 // A rule with its arguments: kScaleAdd has scale; kSgd lr; kMomentum lr, momentum; kAdam lr, beta1, beta2, epsilon.
 struct Update {
+  Update() = default;
+  Update(Rule of, std::initializer_list<double> given) : rule(of) {
+    std::copy_n(given.begin(), std::min(given.size(), std::size(arguments)), arguments);
+  }
+
   Rule rule = Rule::kAdd;
   double arguments[kMostRuleArguments] = {};
+  int num_arguments = 0;  // of kNamed; the other rules have num_arguments()
+  std::string name;       // of kNamed
+};
+
+// Carries out the rules of the user.
+struct UserRules {
+  hvl_parameters_rule function = nullptr;
+  void* context = nullptr;
+
+  Status apply(const Update& update, DataType dtype, void* values, const void* pushed, uint64_t count) const;
 };
 
 // Consecutive elements of a shard, and what their rules remember.
@@ -41,16 +60,17 @@ struct Elements {
 };
 
 const char* name_of(Rule rule);
-// False: there is no such rule.
+// False: there is no such rule; one of the user may have the name.
 bool find_rule(const std::string& name, Rule* rule);
-int num_arguments(Rule rule);
+int num_arguments(const Update& update);
 int num_slots(Rule rule);
 inline bool has_payload(Rule rule) { return rule != Rule::kZero; }
 
 // An error says why the rule cannot be applied to elements of this type, or which argument is not finite.
 Status check(const Update& update, DataType dtype);
 
-// Applies an update that check() has found right. `pushed`: as many elements of the same type; null for kZero.
+// Applies an update that check() has found right, but for kNamed. `pushed`: as many elements of the same type; null for
+// kZero.
 void apply(const Update& update, const char* pushed, const Elements& elements);
 
 }  // namespace hvl

@@ -8,48 +8,66 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "parameters/session.h"
-#include "parameters/shard.h"
+#include "parameters/shard_store.h"
 
 namespace hvl {
 
-// By number. Sessions of one thread share them.
-using Shards = std::unordered_map<uint32_t, std::unique_ptr<Shard>>;
-
-class ServerSession final : public Session {
+class ServerSession final : public Session, private ClockClient {
  public:
-  // `shards` must live longer.
-  ServerSession(const std::string& client, std::unique_ptr<PeerStream> stream, const MessageKeys* keys, Shards* shards);
+  // `store` must live longer. `on_ticked` is called when a tick of this client has ended, perhaps by another session:
+  // progress() sends the reply.
+  ServerSession(const std::string& client, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
+                ShardStore* store, std::function<void()> on_ticked = nullptr);
+  ~ServerSession() override;
+
+  // True if the client has said that it ends the connection.
+  bool has_left() const { return has_left_; }
 
  private:
-  // Elements of a push that are in a message of their own, or of a pull.
+  // The payload of a command that is in a message of its own, or the elements of a pull.
   struct Elements {
     uint64_t number = 0;
-    std::unique_ptr<char[]> memory;  // null: not fetched yet
+    BufferPool::Pointer memory;  // null: not fetched yet
     uint64_t num_bytes = 0;
     bool is_here = false;
+  };
+  // The payload of a command.
+  struct Pushed {
+    const char* bytes = nullptr;
+    uint64_t num_bytes = 0;
   };
 
   Status on_batch(Bytes batch) override;
   Status on_elements(uint64_t number, uint64_t num_bytes) override;
   Status on_fetched(uint64_t number) override;
   Status on_sent(uint64_t number) override;
+  Status before_sending() override { return run_commands(); }
+  void on_ticked(uint64_t number, const Status& status) override;
 
   void fetch_next();
   Status run_commands();
-  // Carries the command out; *done is false if it must wait for elements.
-  Status run(const Command& command, const char* elements, bool* done);
-  Status push(const Command& command, const char* elements, uint64_t num_bytes) const;
-  Status pull(const Command& command);
+  // Carries the command out; *done is false if it must wait for its payload or for room.
+  Status run(const Command& command, bool* done);
+  Status carry_out(const Command& command, const Pushed& payload);
+  // Reads the ranges at the front of the payload, and removes them from it.
+  Status take_ranges(const Command& command, const Shard& shard, Pushed* payload);
+  Status push(const Command& command, Shard* shard, Pushed elements);
+  Status pull(const Command& command, const Shard& shard);
 
-  Shards& shards_;
+  ShardStore& store_;
+  const std::function<void()> notify_;
   std::deque<Bytes> batches_;
+  uint64_t num_waiting_bytes_ = 0;     // of the batches
   std::optional<BatchReader> reader_;  // of the first batch
   std::optional<Command> command_;     // the one that waits
-  const char* inline_elements_ = nullptr;
+  const char* inline_payload_ = nullptr;
+  std::vector<Range> ranges_;                        // of the command that is carried out
   std::deque<Elements> pushed_;                      // in the order of their commands
   std::unordered_map<uint64_t, Elements> returned_;  // by number, until they are sent
+  bool has_left_ = false;
 };
 
 }  // namespace hvl

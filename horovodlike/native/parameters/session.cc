@@ -8,6 +8,9 @@ namespace hvl {
 
 namespace {
 
+constexpr size_t kMostKept =
+    256;  // messages of a kind that have arrived; a Session sends fewer before it has an answer
+
 MessageRequestPtr make_request(bool is_send, int64_t tag, char* data, uint64_t num_bytes, int64_t handle = 0) {
   auto request = std::make_unique<MessageRequest>();
   request->is_send = is_send;
@@ -24,15 +27,25 @@ Session::Session(const std::string& peer, std::unique_ptr<PeerStream> stream, co
     : peer_(peer), link_(0, peer, std::move(stream), keys, this) {}
 
 Status Session::progress(bool* progressed) {
+  Status status = before_sending();
+  if (!status.ok()) return status;
   flush();
-  const Status status = link_.progress(progressed);
-  if (!status.ok() || !status_.ok()) return status.ok() ? status_ : status;
-  return handle();
+  status = link_.progress(progressed);
+  const Status handled = status_.ok() ? handle() : status_;  // also what came before an error
+  return status.ok() ? handled : status;
+}
+
+void Session::close() {
+  std::vector<MessageRequestPtr> requests;
+  link_.take_all(&requests);
 }
 
 // Gives what has come to the overrides, which may use the link.
 Status Session::handle() {
   Status status;
+  for (uint64_t number : std::exchange(sent_, {})) {
+    if (status.ok()) status = on_sent(number);
+  }
   for (uint64_t number : std::exchange(begun_, {})) {
     if (status.ok()) status = on_elements(number, elements_.at(number).header.num_bytes);
   }
@@ -43,9 +56,6 @@ Status Session::handle() {
   }
   for (uint64_t number : std::exchange(fetched_, {})) {
     if (status.ok()) status = on_fetched(number);
-  }
-  for (uint64_t number : std::exchange(sent_, {})) {
-    if (status.ok()) status = on_sent(number);
   }
   return status;
 }
@@ -85,13 +95,17 @@ void Session::keep(Arrived arrived) {
   const MessageHeader header = arrived.header;
   if (header.tag != kBatchTag) {
     const auto number = static_cast<uint64_t>(header.tag);
+    if (elements_.size() >= kMostKept) {
+      status_ = wrong("more messages of elements than may wait");
+      return;
+    }
     const bool is_new = elements_.emplace(number, std::move(arrived)).second;
     if (!is_new) status_ = wrong("elements of one number twice");
     if (is_new) begun_.push_back(number);
     return;
   }
-  if (header.num_bytes > kEagerBytes) {
-    status_ = wrong("a batch that is too long");
+  if (header.num_bytes > kEagerBytes || batches_.size() >= kMostKept) {
+    status_ = wrong(header.num_bytes > kEagerBytes ? "a batch that is too long" : "more batches than may wait");
     return;
   }
   batches_.push_back(std::move(arrived));

@@ -21,10 +21,17 @@ class Session : private MessageEvents {
   Session(const std::string& peer, std::unique_ptr<PeerStream> stream, const MessageKeys* keys);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
+  virtual ~Session() { close(); }
 
   // Moves bytes and handles what has arrived, without waiting. An error ends this session only.
   Status progress(bool* progressed);
   bool can_progress() const { return !out_.empty() || link_.can_progress(); }
+  // True if there is something to send, now or later.
+  bool is_sending() const { return link_.is_sending(); }
+  PeerStream& stream() const { return link_.stream(); }
+  const std::string& peer() const { return peer_; }
+  // Gives up all memory of elements; progress() must not be called any more.
+  void close();
 
  protected:
   virtual Status on_batch(Bytes batch) = 0;
@@ -34,6 +41,8 @@ class Session : private MessageEvents {
   virtual Status on_fetched(uint64_t number) = 0;
   // The memory that was given to send_elements() is not needed any more.
   virtual Status on_sent(uint64_t number) = 0;
+  // Called before anything is sent: the time to put what had to wait.
+  virtual Status before_sending() = 0;
 
   // Takes a command, or a reply, for the next progress().
   template <typename Item, typename... Elements>
@@ -47,11 +56,12 @@ class Session : private MessageEvents {
   void send_elements(uint64_t number, const char* elements, uint64_t num_bytes);
   // Receives the elements that on_elements() has announced.
   void fetch(uint64_t number, char* memory);
+  size_t num_batches_under_way() const { return sent_batches_.size(); }
   Status wrong(const std::string& what) const;
 
  private:
   // With the largest push in it, a batch is as long as an eager message may be.
-  static constexpr uint64_t kBatchBytes = kEagerBytes - kInlineBytes - kCommandBytes;
+  static constexpr uint64_t kBatchBytes = kEagerBytes - kInlineBytes - kMostCommandBytes;
 
   struct Arrived {
     MessageHeader header;

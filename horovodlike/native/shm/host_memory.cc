@@ -67,8 +67,13 @@ std::shared_ptr<HostMemory> HostMemory::anonymous(const HostShape& shape) {
 }
 
 HostMemory::~HostMemory() {
-  for (int pipe : pipes_) close(pipe);
+  close_pipes();
   munmap(base_, bytes_);
+}
+
+void HostMemory::close_pipes() {
+  for (int pipe : pipes_) close(pipe);
+  pipes_.clear();
 }
 
 Status HostMemory::set_pipes(const std::vector<int>& pipes) {

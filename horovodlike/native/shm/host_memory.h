@@ -135,6 +135,8 @@ class HostMemory {
   // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
   // called before any rank's engine runs.
   Status set_pipes(const std::vector<int>& pipes);
+  // For a forked child: closes its copies of the pipes. It must notify no rank any more.
+  void close_pipes();
   // Notifies a local rank that this rank has changed a message ring or a joint copy between the two.
   void notify_message(int local_rank, WakeReason why) {
     rank(local_rank).message_moves.fetch_add(1);

@@ -1,6 +1,7 @@
 // Clients and a server of parameters, whose sessions are connected through shared memory and each transport.
 #include <unistd.h>
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,7 +19,8 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kSoon = 10 * kSecond;
-constexpr uint32_t kShard = 7;
+const ShardId kShard{7, 0};
+const ShardId kOther{8, 0}, kMissing{9, 0};
 
 const char* bytes_of(const std::vector<double>& values) { return reinterpret_cast<const char*>(values.data()); }
 
@@ -43,23 +45,48 @@ struct Ends {
 // A client and the server's session for it.
 struct Connection {
   Ends ends;
-  std::map<uint64_t, Status> ended;  // by number
+  std::deque<Piece> pieces;          // by number, from 1 on
+  std::map<uint64_t, Status> ended;  // likewise
   ClientSession client;
   ServerSession server;
 
   template <typename How>
-  Connection(const How& how, Shards* shards)
+  Connection(const How& how, ShardStore* store)
       : ends(how),
-        client("the server", std::move(ends.streams[0]), ends.keys_of(0),
-               [this](uint64_t number, const Status& status) { ended[number] = status; }),
-        server("a client", std::move(ends.streams[1]), ends.keys_of(1), shards) {}
+        client("a server", std::move(ends.streams[0]), ends.keys_of(0),
+               [this](Piece* piece, const Status& status) { ended[number_of(piece)] = status; }),
+        server("a client", std::move(ends.streams[1]), ends.keys_of(1), store) {}
 
-  uint64_t push(const Update& update, uint64_t offset, const std::vector<double>& values, uint32_t shard = kShard) {
-    return client.push(update, shard, offset, values.size(), bytes_of(values), values.size() * sizeof(double));
+  uint64_t number_of(const Piece* piece) const {
+    for (size_t index = 0; index < pieces.size(); ++index) {
+      if (&pieces[index] == piece) return index + 1;
+    }
+    return 0;
   }
-  uint64_t pull(uint64_t offset, std::vector<double>* values, uint32_t shard = kShard) {
-    return client.pull(shard, offset, values->size(), reinterpret_cast<char*>(values->data()),
-                       values->size() * sizeof(double));
+  Piece* add(Command::Kind kind, ShardId shard, uint64_t offset, uint64_t count) {
+    Piece& piece = pieces.emplace_back();
+    piece.command.kind = kind;
+    piece.command.shard = shard;
+    piece.command.range = Range{offset, count};
+    return &piece;
+  }
+  uint64_t call(Piece* piece) {
+    client.call(piece);
+    return pieces.size();
+  }
+
+  uint64_t push(const Update& update, uint64_t offset, const std::vector<double>& values, ShardId shard = kShard) {
+    Piece* piece = add(Command::Kind::kPush, shard, offset, values.size());
+    piece->command.update = update;
+    piece->sent = bytes_of(values);
+    piece->num_sent = values.size() * sizeof(double);
+    return call(piece);
+  }
+  uint64_t pull(uint64_t offset, std::vector<double>* values, ShardId shard = kShard) {
+    Piece* piece = add(Command::Kind::kPull, shard, offset, values->size());
+    piece->received = reinterpret_cast<char*>(values->data());
+    piece->num_received = values->size() * sizeof(double);
+    return call(piece);
   }
   void progress() {
     bool progressed = false;
@@ -79,20 +106,19 @@ struct Connection {
 };
 
 // Calls function(connect) for each way to connect a client with a server.
-void on_each_way(const std::function<void(const std::function<std::unique_ptr<Connection>(Shards*)>&)>& function) {
+void on_each_way(const std::function<void(const std::function<std::unique_ptr<Connection>(ShardStore*)>&)>& function) {
   for (int pid : {0, static_cast<int>(getpid())}) {
-    function([&](Shards* shards) { return std::make_unique<Connection>(pid, shards); });
+    function([&](ShardStore* store) { return std::make_unique<Connection>(pid, store); });
   }
   on_each_transport([&](const Wiring& wiring) {
-    function([&](Shards* shards) { return std::make_unique<Connection>(wiring, shards); });
+    function([&](ShardStore* store) { return std::make_unique<Connection>(wiring, store); });
   });
 }
 
-Shards one_shard(uint64_t count, DataType dtype = HVL_FLOAT64) {
-  Shards shards;
-  shards[kShard] = std::make_unique<Shard>(dtype, count);
-  return shards;
-}
+// A store with a shard.
+struct OneShard : ShardStore {
+  explicit OneShard(uint64_t count) { CHECK(create(kShard, HVL_FLOAT64, count, 0, nullptr).ok()); }
+};
 
 std::vector<double> numbers(uint64_t count, int seed) {
   std::vector<double> made(count);
@@ -104,8 +130,8 @@ TEST(pushes_of_all_sizes_are_applied_in_order_and_pulls_see_those_before) {
   const std::vector<uint64_t> counts = {0, 1, kInlineBytes / 8, kInlineBytes / 8 + 1, 1500, kBlockElements};
   on_each_way([&](const auto& connect) {
     const uint64_t count = kBlockElements + 100;
-    Shards shards = one_shard(count);
-    const auto connection = connect(&shards);
+    OneShard store(count);
+    const auto connection = connect(&store);
     std::vector<double> expected(count);
     std::vector<std::vector<double>> pushed, pulled, wanted;
     pushed.reserve(2 * counts.size());
@@ -133,9 +159,9 @@ TEST(pushes_of_all_sizes_are_applied_in_order_and_pulls_see_those_before) {
 TEST(small_pushes_of_several_clients_add_up) {
   on_each_way([](const auto& connect) {
     constexpr int kPushes = 2000;
-    Shards shards = one_shard(128);
+    OneShard store(128);
     std::vector<std::unique_ptr<Connection>> clients;
-    for (int client = 0; client < 3; ++client) clients.push_back(connect(&shards));
+    for (int client = 0; client < 3; ++client) clients.push_back(connect(&store));
     const std::vector<double> ones(128, 1);
     for (int push = 0; push < kPushes; ++push) {
       for (const auto& client : clients) client->push(Update{Rule::kAdd, {}}, 0, ones);
@@ -150,8 +176,8 @@ TEST(small_pushes_of_several_clients_add_up) {
 
 TEST(a_client_that_does_not_take_what_it_has_asked_for_holds_up_itself_only) {
   on_each_way([](const auto& connect) {
-    Shards shards = one_shard(kBlockElements);
-    const auto silent = connect(&shards), other = connect(&shards);
+    OneShard store(kBlockElements);
+    const auto silent = connect(&store), other = connect(&store);
     std::vector<std::vector<double>> pulled(20, std::vector<double>(kBlockElements));
     bool progressed = false;
     for (auto& values : pulled) silent->pull(0, &values);
@@ -170,22 +196,25 @@ TEST(a_client_that_does_not_take_what_it_has_asked_for_holds_up_itself_only) {
 
 TEST(a_command_that_fails_does_not_end_the_session) {
   on_each_way([](const auto& connect) {
-    Shards shards = one_shard(1000);
-    shards[8] = std::make_unique<Shard>(HVL_INT32, 1000);
-    const auto connection = connect(&shards);
+    OneShard store(1000);
+    CHECK(store.create(kOther, HVL_INT32, 1000, 0, nullptr).ok());
+    const auto connection = connect(&store);
     const std::vector<double> one = {1}, many(1000, 1), too_many(1001, 1);
     std::vector<double> values(1000), beyond(1001);
     const std::vector<std::pair<uint64_t, std::string>> failed = {
-        {connection->push(Update{Rule::kAdd, {}}, 0, one, 9), "no shard of this number"},
-        {connection->push(Update{Rule::kAdd, {}}, 0, many, 9), "no shard of this number"},
+        {connection->push(Update{Rule::kAdd, {}}, 0, one, kMissing), "a server: there is no such shard"},
+        {connection->push(Update{Rule::kAdd, {}}, 0, many, kMissing), "a server: there is no such shard"},
         {connection->push(Update{Rule::kAdd, {}}, 0, too_many), "1001 elements from 0 on"},
         {connection->push(Update{Rule::kAdd, {}}, 1000, one), "1 elements from 1000 on"},
-        {connection->push(Update{Rule::kSgd, {}}, 0, many, 8), "8000 bytes were pushed for 1000 elements of int32"},
-        {connection->pull(0, &values, 9), "no shard of this number"},
+        {connection->push(Update{Rule::kSgd, {}}, 0, many, kOther),
+         "8000 bytes were pushed for 1000 elements of int32"},
+        {connection->pull(0, &values, kMissing), "a server: there is no such shard"},
         {connection->pull(0, &beyond), "1001 elements from 0 on"},
     };
     const uint64_t fine = connection->push(Update{Rule::kAdd, {}}, 0, many);
-    const uint64_t zero = connection->client.push(Update{Rule::kZero, {}}, kShard, 10, 5, nullptr, 0);
+    Piece* zeros = connection->add(Command::Kind::kPush, kShard, 10, 5);
+    zeros->command.update.rule = Rule::kZero;
+    const uint64_t zero = connection->call(zeros);
     connection->pull(0, &values);
     connection->run();
     for (const auto& [number, text] : failed) CHECK_HAS(connection->ended.at(number).message(), text);
@@ -198,8 +227,8 @@ TEST(a_command_that_fails_does_not_end_the_session) {
 }
 
 TEST(a_client_ends_what_is_pending_when_the_server_is_lost) {
-  Shards shards = one_shard(10);
-  Connection connection(0, &shards);
+  OneShard store(10);
+  Connection connection(0, &store);
   const std::vector<double> one = {1};
   const uint64_t first = connection.push(Update{Rule::kAdd, {}}, 0, one);
   connection.run();
@@ -226,9 +255,9 @@ TEST(batches_that_are_cut_off_or_out_of_range) {
     const Bytes part(whole.begin(), whole.begin() + static_cast<int64_t>(length));
     CHECK_HAS(BatchReader(part).read(&read, &elements).message(), "cut off");
   }
-  for (size_t position : {size_t{0}, size_t{1}, size_t{2}, size_t{15}, size_t{39}}) {
+  for (int position : {0, 1, 2, 3, 4, 5, 6, 7, 15, 19, 23, 39}) {
     Bytes changed = whole;
-    changed[position] = '\xff';
+    changed[static_cast<size_t>(position)] = '\xff';
     CHECK_HAS(BatchReader(changed).read(&read, &elements).message(), "out of range");
   }
   Bytes reply;

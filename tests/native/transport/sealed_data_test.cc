@@ -322,7 +322,7 @@ TEST(a_sealed_stream_that_is_cut_at_the_end_of_a_frame) {
   CHECK(!line.b->has_received(200));
   const Status status = line.b->progress(&moved);
   CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-  CHECK_HAS(status.message(), "the connection to rank 0 was lost: it has closed it in the middle of a collective");
+  CHECK_HAS(status.message(), "the connection to rank 0 was lost: it has closed it in the middle of a transfer");
 }
 
 TEST(a_sealed_stream_says_who_sent_what_was_changed) {

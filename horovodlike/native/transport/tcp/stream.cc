@@ -41,7 +41,7 @@ Status Stream::lost(const std::string& why) const {
 
 // After a system call that moved nothing: 0 bytes, or an error, which may be that nothing can be moved now.
 Status Stream::not_moved(ssize_t result) const {
-  if (result == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");
+  if (result == 0) return lost("it has closed it in the middle of a transfer, so it has ended or given up");
   const bool is_transient = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   return is_transient ? Status() : lost(strerror(errno));
 }

@@ -1,0 +1,230 @@
+#include "parameters/node_loop.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr int kMostReady = 64;
+constexpr int kLastRounds = 64;  // for what has come from a peer that has ended
+
+void copy_out(const RequestPiece& piece) {
+  const char* from = piece.received;
+  for (const iovec& place : piece.places) {
+    std::memcpy(place.iov_base, from, place.iov_len);
+    from += place.iov_len;
+  }
+}
+
+}  // namespace
+
+NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
+    : handles_(*handles), epoll_(epoll_create1(EPOLL_CLOEXEC)), peers_mutex_(*peers_mutex) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (epoll_ != -1 && epoll_ctl(epoll_, EPOLL_CTL_ADD, call, &event) == 0) return;
+  const std::string why = strerror(errno);
+  if (epoll_ != -1) close(epoll_);
+  throw std::runtime_error("cannot watch the connections of parameter servers: " + why);
+}
+
+NodeLoop::~NodeLoop() { close(epoll_); }
+
+void NodeLoop::add_client(PeerConnection connection) {
+  add(std::make_unique<NodePeer>(std::move(connection), &store_, [this](NodePeer* peer) { mark_ready(peer); }));
+}
+
+void NodeLoop::add_server(PeerConnection connection, int64_t server) {
+  auto peer = std::make_unique<NodePeer>(std::move(connection), server,
+                                         [this](Piece* piece, const Status& status) { end(piece, status); });
+  servers_[server].peer = peer.get();
+  add(std::move(peer));
+}
+
+void NodeLoop::add(std::unique_ptr<NodePeer> peer) {
+  NodePeer* added = peer.get();
+  {
+    const std::lock_guard<std::mutex> lock(peers_mutex_);
+    peers_.push_back(std::move(peer));
+  }
+  if (added->is_local()) local_.push_back(added);
+  watch(added, EPOLL_CTL_ADD);
+  mark_ready(added);
+}
+
+void NodeLoop::watch(NodePeer* peer, int operation) {
+  epoll_event event{};
+  event.events = peer->watches_room ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.ptr = peer;
+  if (epoll_ctl(epoll_, operation, peer->fd(), &event) == 0) return;
+  failed_.emplace_back(
+      peer, Status(HVL_RESOURCES, "cannot watch the connection to " + peer->name() + ": " + strerror(errno)));
+}
+
+void NodeLoop::remove_server(int64_t server) {
+  const auto found = servers_.find(server);
+  if (found == servers_.end() || found->second.peer == nullptr) return;
+  found->second.peer->leave();
+  drop(found->second.peer,
+       Status(HVL_SHUT_DOWN, "this process has closed the connection to " + found->second.peer->name()));
+}
+
+void NodeLoop::stop() {
+  while (!peers_.empty()) {
+    NodePeer* peer = peers_.back().get();
+    if (peer->client() != nullptr) peer->leave();
+    drop(peer, Status(HVL_SHUT_DOWN, "this process has stopped its parameter servers and clients"));
+  }
+  handles_.wake_waiters();
+  has_completed_ = false;
+}
+
+void NodeLoop::begin(std::unique_ptr<ClientRequest> request) {
+  ClientRequest* begun = request.release();  // until its last piece has ended
+  begun->num_left = begun->pieces.size() + 1;
+  for (RequestPiece& piece : begun->pieces) {
+    piece.request = begun;
+    const auto server = servers_.find(piece.server);
+    if (server == servers_.end()) {
+      end(&piece, Status(HVL_INVALID_ARGUMENT, "there is no server " + std::to_string(piece.server)));
+    } else if (server->second.peer == nullptr) {
+      end(&piece, server->second.ended);
+    } else {
+      server->second.peer->client()->call(&piece);
+      mark_ready(server->second.peer);
+    }
+  }
+  complete(begun);
+}
+
+void NodeLoop::end(Piece* piece, const Status& status) {
+  const RequestPiece& ended = *static_cast<RequestPiece*>(piece);
+  if (status.ok()) {
+    copy_out(ended);
+  } else if (ended.request->status.ok()) {
+    ended.request->status = status;
+  }
+  complete(ended.request);
+}
+
+void NodeLoop::complete(ClientRequest* request) {
+  if (--request->num_left > 0) return;
+  handles_.complete(request->handle, std::move(request->status), {});
+  has_completed_ = true;
+  delete request;
+}
+
+void NodeLoop::mark_ready(NodePeer* peer) {
+  if (!std::exchange(peer->is_ready, true)) ready_.push_back(peer);
+}
+
+bool NodeLoop::can_progress() const {
+  const auto can = [](const NodePeer* peer) { return peer->can_progress(); };
+  return !ready_.empty() || !failed_.empty() || std::any_of(local_.begin(), local_.end(), can);
+}
+
+void NodeLoop::find_ready(int milliseconds) {
+  epoll_event events[kMostReady];
+  const int count = epoll_wait(epoll_, events, kMostReady, milliseconds);
+  for (int index = 0; index < count; ++index) {
+    auto* peer = static_cast<NodePeer*>(events[index].data.ptr);
+    if (peer == nullptr) continue;  // a call
+    mark_ready(peer);
+    Status status = peer->take_input();
+    if (status.ok()) continue;
+    bool progressed = false;  // what came before the end is handled
+    for (int round = 0; round < kLastRounds && peer->can_progress(); ++round) {
+      if (!peer->progress(&progressed).ok()) break;
+    }
+    failed_.emplace_back(peer, std::move(status));
+  }
+}
+
+bool NodeLoop::progress() {
+  bool progressed = false;
+  for (NodePeer* peer : local_) {
+    if (peer->can_progress()) mark_ready(peer);
+  }
+  for (NodePeer* peer : std::exchange(ready_, {})) {
+    peer->is_ready = false;
+    progress(peer, &progressed);
+  }
+  for (auto& [peer, why] : std::exchange(failed_, {})) {
+    drop(peer, why);
+    progressed = true;
+  }
+  if (std::exchange(has_completed_, false)) handles_.wake_waiters();
+  return progressed;
+}
+
+void NodeLoop::progress(NodePeer* peer, bool* progressed) {
+  Status status;
+  try {
+    status = peer->progress(progressed);
+  } catch (const std::bad_alloc&) {
+    status = Status(HVL_RESOURCES, "no memory for the messages of " + peer->name());
+  }
+  if (!status.ok()) {
+    failed_.emplace_back(peer, std::move(status));
+    return;
+  }
+  if (peer->can_progress()) mark_ready(peer);
+  if (peer->waits_for_room() != peer->watches_room) {
+    peer->watches_room = !peer->watches_room;
+    watch(peer, EPOLL_CTL_MOD);
+  }
+}
+
+void NodeLoop::drop(NodePeer* peer, const Status& why) {
+  const auto owner = std::find_if(peers_.begin(), peers_.end(), [&](const auto& each) { return each.get() == peer; });
+  if (owner == peers_.end()) return;  // it has failed twice
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, peer->fd(), nullptr);
+  if (peer->client() == nullptr && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
+    log(LogLevel::kWarning, "a client of this parameter server is dropped: " + why.message());
+  }
+  if (peer->client() != nullptr) servers_[peer->server()] = Server{nullptr, why};
+  local_.erase(std::remove(local_.begin(), local_.end(), peer), local_.end());
+  ready_.erase(std::remove(ready_.begin(), ready_.end(), peer), ready_.end());
+  peer->end(why);
+  has_completed_ = true;
+  std::unique_ptr<NodePeer> dropped;  // ticks of other clients may end now, and mark their peers
+  {
+    const std::lock_guard<std::mutex> lock(peers_mutex_);
+    dropped = std::move(*owner);
+    peers_.erase(owner);
+    dropped = nullptr;
+  }
+}
+
+void NodeLoop::arm() {
+  for (NodePeer* peer : local_) peer->arm();
+}
+
+void NodeLoop::disarm() {
+  for (NodePeer* peer : local_) peer->disarm();
+}
+
+void NodeLoop::check_answered() {
+  for (const auto& peer : peers_) {
+    Status status = peer->check_answered();
+    if (!status.ok()) failed_.emplace_back(peer.get(), std::move(status));
+  }
+}
+
+void NodeLoop::close_in_child() {
+  close(epoll_);
+  for (const auto& peer : peers_) peer->close_in_child();
+}
+
+}  // namespace hvl

@@ -1,0 +1,122 @@
+#include "parameters/node_peer.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "p2p/shm_stream.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kTimeToLeave = 50 * kMillisecond;
+
+const MessageKeys* keys_of(const PeerConnection& connection) {
+  return connection.keys.has_value() ? &*connection.keys : nullptr;
+}
+
+// A session always awaits something, so a stream with a descriptor lists it.
+int fd_of(const PeerConnection& connection, const Session& session) {
+  std::vector<pollfd> polled;
+  session.stream().add_to(&polled);
+  return connection.socket != -1 || polled.empty() ? connection.socket : polled[0].fd;
+}
+
+}  // namespace
+
+Status PeerConnection::make_local(std::string peer, std::shared_ptr<HostMemory> memory, int local_rank, int pid,
+                                  int socket, PeerConnection* connection) {
+  const int flags = fcntl(socket, F_GETFL);
+  const int duplicate = flags == -1 ? -1 : fcntl(socket, F_DUPFD_CLOEXEC, 0);
+  if (duplicate == -1 || fcntl(duplicate, F_SETFL, flags | O_NONBLOCK) == -1) {
+    const Status status(HVL_RESOURCES, "cannot use the connection to " + peer + ": " + strerror(errno));
+    if (duplicate != -1) close(duplicate);
+    return status;
+  }
+  connection->socket = duplicate;
+  const Status status = memory->set_pipes({duplicate, duplicate});  // only the peer is notified
+  if (!status.ok()) {
+    close(std::exchange(connection->socket, -1));
+    return status;
+  }
+  connection->peer = std::move(peer);
+  connection->stream = std::make_unique<ShmStream>(memory, local_rank, 1 - local_rank, pid);
+  connection->memory = std::move(memory);
+  connection->local_rank = local_rank;
+  return Status();
+}
+
+void PeerConnection::close_in_child() {
+  if (stream != nullptr) stream->close();
+  if (memory != nullptr) memory->close_pipes();
+  if (socket != -1) close(std::exchange(socket, -1));
+}
+
+NodePeer::NodePeer(PeerConnection connection, ShardStore* store, std::function<void(NodePeer*)> on_ticked)
+    : connection_(std::move(connection)) {
+  auto session = std::make_unique<ServerSession>(name(), std::move(connection_.stream), keys_of(connection_), store,
+                                                 [this, notify = std::move(on_ticked)] { notify(this); });
+  served_ = session.get();
+  session_ = std::move(session);
+  fd_ = fd_of(connection_, *session_);
+}
+
+NodePeer::NodePeer(PeerConnection connection, int64_t server, ClientSession::OnEnd on_end)
+    : connection_(std::move(connection)), server_(server) {
+  auto session =
+      std::make_unique<ClientSession>(name(), std::move(connection_.stream), keys_of(connection_), std::move(on_end));
+  client_ = session.get();
+  session_ = std::move(session);
+  fd_ = fd_of(connection_, *session_);
+}
+
+NodePeer::~NodePeer() {
+  session_ = nullptr;
+  if (connection_.socket != -1) close(connection_.socket);
+}
+
+Status NodePeer::progress(bool* progressed) { return session_->progress(progressed); }
+
+Status NodePeer::take_input() {
+  if (!is_local()) return Status();
+  char bytes[256];
+  ssize_t came = 0;
+  do {
+    came = recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT);
+  } while (came == sizeof bytes);
+  const bool is_open = came > 0 || (came == -1 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+  if (is_open) return Status();
+  return Status::lost("the connection to " + name() + " was lost: its process has ended or has closed it");
+}
+
+void NodePeer::arm() {
+  const uint32_t news = kWakeNews | kWakeMessage;
+  doorbell().arm(WaitingParty::kEngineThread, session_->is_sending() ? news | kWakeRoom : news);
+}
+
+void NodePeer::leave() {
+  client_->leave();
+  const uint64_t deadline = now_ns() + kTimeToLeave;
+  bool progressed = false;
+  while (session_->progress(&progressed).ok() && (session_->is_sending() || session_->can_progress()) &&
+         now_ns() < deadline) {
+    sched_yield();
+  }
+}
+
+void NodePeer::end(const Status& why) {
+  // The peer sees that memory of this process may be something else from now on.
+  if (is_local()) connection_.memory->rank(connection_.local_rank).ended.store(1);
+  session_->close();
+  if (client_ != nullptr) client_->fail(why);
+}
+
+}  // namespace hvl

@@ -8,6 +8,7 @@ The modules behind this façade:
 
 * :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: compression of gradients
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
+* :mod:`horovodlike.torch.asynchronous`: `DownpourOptimizer`, `EASGDOptimizer`
 * :mod:`horovodlike.weighting`: averages over samples instead of ranks
 * :mod:`horovodlike.torch.data_parallel`: several devices in one process
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
@@ -25,6 +26,7 @@ from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
 from horovodlike.torch import _compiled_ops, elastic, nn  # noqa: F401  # the first lets torch.compile trace collectives
+from horovodlike.torch.asynchronous import DownpourOptimizer, EASGDOptimizer
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.data_parallel import DataParallel
@@ -46,6 +48,8 @@ __all__ = [
     "Compression",
     "DataParallel",
     "DistributedOptimizer",
+    "DownpourOptimizer",
+    "EASGDOptimizer",
     "Engine",
     "GradientReducer",
     "HorovodInternalError",

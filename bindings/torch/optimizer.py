@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from horovodlike import basics, weighting
-from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
+from horovodlike._engine.arguments import check_compression, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._optimizer.adasum_delta import AdasumDeltaReduction
@@ -23,6 +23,7 @@ from horovodlike.torch._optimizer.copies import CopiedOptions, Options
 from horovodlike.torch._optimizer.gradient_state import GradientState
 from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import ReductionOptions
+from horovodlike.torch._optimizer.wrapping import checked_names, share_what_is_loaded, subclass, subclass_instance
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 from horovodlike.weighting import Weight
@@ -274,7 +275,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._should_synchronize = True
         self._synchronized = False
         weakref.finalize(self, reduction.remove_hooks).atexit = False
-        _share_what_is_loaded(self._inner, self)
+        share_what_is_loaded(self._inner, self)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many times `backward` adds to the gradients before they are reduced. Counting begins with 0 again."""
@@ -327,7 +328,7 @@ def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
 
 def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
     """Return an empty `DistributedOptimizer` around an empty `base`; both get their state later."""
-    wrapped: _DistributedOptimizer = object.__new__(_subclass(base))
+    wrapped: _DistributedOptimizer = object.__new__(subclass(_DistributedOptimizer, base))
     wrapped._inner = base.__new__(base)
     return wrapped
 
@@ -336,32 +337,6 @@ def _named(
     params: Iterable[torch.nn.Parameter], group: int, names: dict[torch.nn.Parameter, str]
 ) -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"allreduce.{names.get(param, f'noname.{group}.{index}')}", param) for index, param in enumerate(params)]
-
-
-def _checked_names(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None, params: Sequence[torch.nn.Parameter]
-) -> dict[torch.nn.Parameter, str]:
-    if named_parameters is None:
-        return {}
-    named = list(named_parameters)
-    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
-        raise ValueError(
-            "named_parameters must be a sequence of tuples (name, parameter), as model.named_parameters() returns"
-        )
-    names = [name for name, _ in named]
-    for name in names:
-        check_name(name, "named_parameters")
-    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if duplicates:
-        raise ValueError(f"the names in named_parameters must be unique, found duplicates: {', '.join(duplicates)}")
-    by_parameter = {param: name for name, param in named}
-    unnamed = [id(param) for param in params if param not in by_parameter]
-    if named and unnamed:
-        raise ValueError(
-            f"named_parameters does not name {len(unnamed)} of the optimizer's parameters; their Python object ids "
-            f"are {', '.join(map(str, unnamed))}"
-        )
-    return by_parameter
 
 
 def _checked_groups(groups: int | Groups | None, num_groups: int) -> int | list[list[torch.nn.Parameter]] | None:
@@ -496,41 +471,14 @@ def DistributedOptimizer(
     passes = passes_per_step(backward_passes_per_step, "DistributedOptimizer")
     chosen_groups = _checked_groups(groups, num_groups)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = _checked_names(named_parameters, params)
+    names = checked_names(named_parameters, params)
     names = {param: names[param] for param in params if param in names}
     reducer, compressor = _checked_compression(compression, chosen_groups)
     if op == basics.Adasum and (reducer is not None or chosen_groups):
         raise ValueError("op=Adasum knows no groups, and of compressions those that are classes")
     weighting.check_argument(weight, op, "DistributedOptimizer")
     options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set, weight)
-    wrapped = _subclass_instance(optimizer)
+    wrapped: _DistributedOptimizer = subclass_instance(_DistributedOptimizer, optimizer)
     wrapped._inner = optimizer
     wrapped._begin(Options(names, options, passes, reducer, chosen_groups))
     return wrapped
-
-
-def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOptimizer) -> None:
-    """Have the wrapper share the groups and state that are loaded into the wrapped optimizer later."""
-    found = weakref.ref(wrapped)
-
-    def share(loaded: torch.optim.Optimizer) -> None:
-        wrapped = found()
-        if loaded is inner and wrapped is not None:
-            wrapped.state, wrapped.param_groups = inner.state, inner.param_groups
-
-    if hasattr(inner, "_optimizer_load_state_dict_post_hooks"):  # not before torch 2.2
-        inner.register_load_state_dict_post_hook(share)
-
-
-def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:
-    """Return an object of a subclass of the optimizer's class that shares all the optimizer's attributes."""
-    wrapped: _DistributedOptimizer = object.__new__(_subclass(type(optimizer)))
-    wrapped.__dict__.update(optimizer.__dict__)
-    # Remove the attribute `step` that a learning rate scheduler sets: made before the wrapping, it calls the `step` of
-    # the optimizer's own class.
-    wrapped.__dict__.pop("step", None)
-    return wrapped
-
-
-def _subclass(base: type[torch.optim.Optimizer]) -> Any:
-    return type(base.__name__, (_DistributedOptimizer, base), {"__module__": base.__module__})

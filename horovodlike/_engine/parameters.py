@@ -220,6 +220,10 @@ class Array:
         """Advance this client's clock; complete when it is at most `staleness` ahead of the slowest one."""
         return _accepted(lib.hvl_parameters_tick(self._native, staleness))
 
+    def leave_clocks(self) -> int:
+        """Have this client's clock count no more."""
+        return _accepted(lib.hvl_parameters_tick(self._native, -1))
+
     def close(self) -> None:
         """Free the client's side; calls under way continue."""
         ffi.release(self._native)

@@ -581,7 +581,8 @@ int64_t hvl_parameters_receive_state(hvl_parameters_array* array, int32_t state,
 
 /* Advances this client's clock, which the server of the first shard keeps. The handle completes when it is no more than
  * `staleness` ahead of the slowest client's. One of the `num_clients` that has not created the array yet is at 0; a
- * client whose connection has ended does not count. */
+ * client whose connection has ended does not count. -1 in place of the staleness: this client does not count any more,
+ * and does not tick again. */
 int64_t hvl_parameters_tick(hvl_parameters_array* array, int64_t staleness);
 
 /* 1 complete, 0 not complete, or a negated hvl_status. */

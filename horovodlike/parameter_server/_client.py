@@ -374,6 +374,8 @@ class ParameterServer:
             self.end()
             return
         try:
+            if self._staleness is not None:
+                Handle([self._arrays[0].leave_clocks()]).wait()  # others that are ahead do not wait for this rank
             barrier(process_set=self._set)  # no rank is in the middle of a call any more
             try:
                 if basics.rank() == self._ranks[0]:

@@ -211,6 +211,7 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     "page",
     [
         "arrays.md",
+        "asynchronous.md",
         "data_parallel.md",
         "engine.md",
         pytest.param("parameter_server.md", marks=pytest.mark.slow),

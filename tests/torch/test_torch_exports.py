@@ -59,6 +59,14 @@ COLLECTIVES = {
         "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "
         "num_groups, groups, sparse_as_dense, process_set, weight"
     ),
+    "DownpourOptimizer": (
+        "optimizer, named_parameters, update_frequency, init_delay, prefetch, send_frequency, local_update, staleness, "
+        "payload, servers, process_set, data_parallel_set"
+    ),
+    "EASGDOptimizer": (
+        "optimizer, named_parameters, update_frequency, init_delay, prefetch, beta, staleness, payload, servers, "
+        "process_set, data_parallel_set"
+    ),
     "set_batch_weight": "weight",
     "batch_weight": "",
 }

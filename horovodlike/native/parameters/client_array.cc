@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "parameters/clocks.h"
+
 namespace hvl {
 
 namespace {
@@ -138,7 +140,8 @@ Status ClientArray::remove(ClientRequest* request) const {
 
 Status ClientArray::tick(int64_t staleness, ClientRequest* request) const {
   if (num_clients_ == 0) return invalid("the array has no clocks: its number of clients is 0");
-  if (staleness < 0) return invalid("a staleness of " + std::to_string(staleness) + " is negative");
+  static_assert(static_cast<uint64_t>(-1) == Clocks::kLeaves);
+  if (staleness < -1) return invalid("a staleness of " + std::to_string(staleness) + " is negative");
   add_piece(Command::Kind::kTick, 0, request)->command.range.offset = static_cast<uint64_t>(staleness);
   return Status();
 }

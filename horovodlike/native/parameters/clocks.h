@@ -20,6 +20,8 @@ class ClockClient {
 
 class Clocks {
  public:
+  static constexpr uint64_t kLeaves = UINT64_MAX;  // in place of a staleness: the client has no clock any more
+
   // `expected`: the number of clients. One that has not been added yet is at 0.
   explicit Clocks(uint64_t expected) : expected_(expected) {}
 
@@ -35,6 +37,7 @@ class Clocks {
     if (found == clocks_.end()) {
       return client->on_ticked(number, Status(HVL_INVALID_ARGUMENT, "this client has not created the array"));
     }
+    if (staleness == kLeaves) return leave(client, number);
     if (std::count_if(waiting_.begin(), waiting_.end(), [&](const Tick& each) { return each.client == client; }) >=
         kMostWaiting) {
       return client->on_ticked(number, Status(HVL_INVALID_ARGUMENT, "too many ticks of this client wait"));
@@ -67,6 +70,13 @@ class Clocks {
     uint64_t staleness;
   };
 
+  void leave(ClockClient* client, uint64_t number) {
+    for (const Tick& tick : waiting_) {
+      if (tick.client == client) client->on_ticked(tick.number, Status());
+    }
+    remove(client);
+    client->on_ticked(number, Status());
+  }
   uint64_t slowest() const {
     uint64_t least = clocks_.size() < num_live_ ? 0 : UINT64_MAX;
     for (const auto& [client, clock] : clocks_) least = std::min(least, clock);

@@ -64,6 +64,24 @@ TEST(a_client_that_is_too_far_ahead_waits_and_a_lost_one_does_not_count) {
   }
 }
 
+TEST(a_client_that_has_no_clock_any_more_does_not_count) {
+  for (const Way way : kWays) {
+    Process server, fast, slow;
+    Array of_fast(&fast, {{fast.connect(way, &server), 10}}, 2);
+    Array of_slow(&slow, {{slow.connect(way, &server), 10}}, 2);
+    CHECK(of_fast.create().ok());
+    CHECK(of_slow.create().ok());
+    const int64_t first = of_fast.tick(0);
+    CHECK(fast.wait(of_fast.send(kAdd, 0, {1})).ok());
+    CHECK(!fast.is_done(first));
+    CHECK_EQ(slow.wait(of_slow.tick(-1)).message(), "");
+    CHECK_EQ(fast.wait(first, kMomentLater).message(), "");
+    CHECK(fast.wait(of_fast.tick(0)).ok());
+    CHECK(slow.wait(of_slow.send(kAdd, 0, {1})).ok());
+    CHECK(!slow.wait(of_slow.tick(0)).ok());
+  }
+}
+
 TEST(a_lost_server_ends_its_calls_at_once_with_its_name) {
   for (const Way way : kWays) {
     auto server = std::make_unique<Process>();

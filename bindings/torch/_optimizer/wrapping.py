@@ -1,0 +1,70 @@
+"""Optimizers that take the place of another one: objects of a subclass of its class, which share its attributes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from horovodlike._engine.arguments import check_name
+
+
+def checked_names(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None, params: Sequence[torch.nn.Parameter]
+) -> dict[torch.nn.Parameter, str]:
+    """Return the names of parameters from `model.named_parameters()`; an empty dictionary for None.
+
+    Raises:
+        ValueError: The names cannot be used, are not unique, or do not name each of `params`.
+    """
+    if named_parameters is None:
+        return {}
+    named = list(named_parameters)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
+        raise ValueError(
+            "named_parameters must be a sequence of tuples (name, parameter), as model.named_parameters() returns"
+        )
+    names = [name for name, _ in named]
+    for name in names:
+        check_name(name, "named_parameters")
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        raise ValueError(f"the names in named_parameters must be unique, found duplicates: {', '.join(duplicates)}")
+    by_parameter = {param: name for name, param in named}
+    unnamed = [id(param) for param in params if param not in by_parameter]
+    if named and unnamed:
+        raise ValueError(
+            f"named_parameters does not name {len(unnamed)} of the optimizer's parameters; their Python object ids "
+            f"are {', '.join(map(str, unnamed))}"
+        )
+    return by_parameter
+
+
+def share_what_is_loaded(inner: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
+    """Have the wrapper share the groups and state that are loaded into the wrapped optimizer later."""
+    found = weakref.ref(wrapper)
+
+    def share(loaded: torch.optim.Optimizer) -> None:
+        wrapper = found()
+        if loaded is inner and wrapper is not None:
+            wrapper.state, wrapper.param_groups = inner.state, inner.param_groups
+
+    if hasattr(inner, "_optimizer_load_state_dict_post_hooks"):  # not before torch 2.2
+        inner.register_load_state_dict_post_hook(share)
+
+
+def subclass_instance(methods: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> Any:
+    """Return an object of `subclass(methods, type(optimizer))` that shares all the optimizer's attributes."""
+    wrapper = object.__new__(subclass(methods, type(optimizer)))
+    wrapper.__dict__.update(optimizer.__dict__)
+    # Remove the attribute `step` that a learning rate scheduler sets: made before the wrapping, it calls the `step` of
+    # the optimizer's own class.
+    wrapper.__dict__.pop("step", None)
+    return wrapper
+
+
+def subclass(methods: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> Any:
+    """Return a class with the name of `base` in which `methods` override those of `base`."""
+    return type(base.__name__, (methods, base), {"__module__": base.__module__})

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ __all__ = [
     "size",
 ]
 
+_MOST_CHARACTERS = 1000  # of the text of an exception that is sent to the other ranks
 _lock = threading.RLock()  # serialises init() and shutdown(); reentrant for a signal handler that calls shutdown()
 _place: RankInfo | None = None
 _settings: Config | None = None  # of the job
@@ -212,7 +214,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
         try:
             joined.confirm()
         except BaseException:
-            lib.hvl_shutdown()
+            lib.hvl_shutdown(b"")
             raise
     if _pid != os.getpid():
         atexit.register(shutdown)
@@ -264,20 +266,31 @@ def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:
             print(f"horovodlike debug: {line}", file=sys.stderr)
 
 
-def shutdown() -> None:
+def shutdown(error: BaseException | None = None) -> None:
     """End the job on all ranks: pending operations fail with :class:`ShutDownError`. Also called when Python exits.
 
     Does nothing if not initialised, and in a process that was forked after ``init()``.
+
+    Args:
+        error: The exception because of which this rank ends the job: the error of the others has its class and the
+            first 1000 characters of its text.
     """
     global _place, _object_key
     if _pid != os.getpid():
         return
     with _lock:
-        ops.check(lib.hvl_shutdown())
+        ops.check(lib.hvl_shutdown(_described(error)))
         stack_dump.stop()
         _place = _object_key = None
         for notify in _at_shutdown:
             notify()
+
+
+def _described(error: BaseException | None) -> bytes:
+    if error is None:
+        return b""
+    words = "".join(traceback.format_exception_only(error)).replace("\0", " ").split()  # in one line
+    return " ".join(words)[:_MOST_CHARACTERS].encode(errors="replace")
 
 
 def is_initialized() -> bool:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from horovodlike import basics
 from horovodlike._engine.arguments import reduce_op
 from horovodlike.elastic import ObjectState
-from horovodlike.errors import MismatchError, ShutDownError
-from horovodlike.objects import highest
+from horovodlike.errors import MismatchError
+from horovodlike.objects import allgather_object, highest
 from horovodlike.torch._training.batches import BatchSource, DeviceBatch, Read
 from horovodlike.torch._training.hooks import (
     HOOKS,
@@ -38,12 +38,19 @@ from horovodlike.torch.elastic import TorchState, run
 from horovodlike.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from horovodlike.torch.mpi_ops import join
 from horovodlike.torch.optimizer import DistributedOptimizer
-from horovodlike.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["HOOKS", "Engine", "LoopState"]
 
 Mode = Literal["synchronous", "overlapped"]
 _NEVER = 1 << 30  # more backward passes than a step can have, so that no hook of a parameter hands a gradient over
+
+
+class _RankState(NamedTuple):
+    """The part of a commit that differs between the ranks: two random states, and the sums of the epoch's averages."""
+
+    epoch_begin: bytes
+    now: bytes
+    totals: dict[str, float]
 
 
 class Engine:
@@ -54,16 +61,20 @@ class Engine:
     of `train` gives each rank its share.
 
     *Hooks* are functions that get a `LoopState`. They are called at these points: `start`, `start_epoch`; for each
-    batch `sample` (it is on the device), `forward`, `loss`, `backward` (of this rank; in mode "overlapped" its
-    gradients may be in flight and must not be changed), `before_update` (`param.grad` is reduced: the place to clip),
-    `after_update`; `end_epoch` (`metrics` has the epoch's), `end`. All ranks call `start`, `start_epoch`, `end_epoch`
-    and `end`, so these may communicate; others only if all ranks have equally many batches with samples.
+    batch `sample` (it is on the device), `forward` and `loss`, which may replace the sample, the output and the loss,
+    `backward` (of this rank; in mode "overlapped" its gradients may be in flight and must not be changed),
+    `before_update` (`param.grad` is reduced: the place to clip), `after_update`; `end_epoch` (`metrics` has the
+    epoch's), `end`. All ranks call `start`, `start_epoch`, `end_epoch` and `end`, so these may communicate; others only
+    if all ranks have equally many batches with samples.
 
     *If a rank raises an exception*, in a hook, the data or the model, it shuts the job down, so that all others raise a
-    `HorovodInternalError` instead of waiting for it.
+    `HorovodInternalError` instead of waiting for it; this names the rank and the exception.
 
     *If ranks have different numbers of batches*, those that are done `join` the others, and at the end of the epoch
     take their parameters and optimizer state.
+
+    *Only one engine or `DistributedOptimizer` of a model* may exist while the model is trained: all of them reduce its
+    gradients.
 
     One thread may use it. The public attributes are constant.
 
@@ -81,7 +92,8 @@ class Engine:
         metrics: By name, functions `metric(output, targets)` that return a number or a tensor of one element: the mean
             over the samples of the batch.
         read: Makes `(inputs, targets)` of what the data yield, in the thread that reads ahead; needed for partitions.
-        checkpoint: A file to which rank 0 writes the state, and from which a new job continues (`State.persist`).
+        checkpoint: A file to which rank 0 writes the state, and from which a new job continues (`State.persist`). The
+            states of all ranks' generators of random numbers belong to it, and are used if there are as many ranks.
         commit_every: Commit, and write the file, after every so many steps too; 0: at the end of each epoch only. A
             commit copies the state in memory.
         elastic: Continue when ranks come and go, as `horovodlike.torch.elastic.run` does, from the last commit.
@@ -142,10 +154,11 @@ class Engine:
         if checkpoint is not None:
             self._state.persist(checkpoint)
         self._loop = LoopState(model, self.optimizer)
+        self._epoch_begin = b""  # the random state with which the data of the epoch are iterated
 
     def _new_state(self, more: dict[str, Any]) -> Any:
         """Return the state of the training; without commits it is only the position, which takes no memory."""
-        own: dict[str, Any] = {"epoch": 0, "batch": 0, "step": 0, "stopped": False, "metrics": {}}
+        own: dict[str, Any] = {"epoch": 0, "batch": 0, "step": 0, "stopped": False, "metrics": {}, "ranks": {}}
         if not self._commits:
             return ObjectState(**own)
         own |= {"model": self.model, "optimizer": self.optimizer, "data": None}
@@ -168,8 +181,8 @@ class Engine:
             epochs: The number of epochs.
 
         Returns:
-            The loss and the metrics of the last epoch: means over the samples of all ranks, of those batches that were
-            trained since the last interruption.
+            The loss and the metrics of the last epoch: means over the samples of all ranks. A metric that a job did not
+            have when its epoch was interrupted is NaN.
 
         Raises:
             MismatchError: The parameters differ between the ranks (`check`); all ranks raise it. The job continues.
@@ -179,18 +192,7 @@ class Engine:
         """
         epochs = count("epochs", epochs)
         source = self._source(data)
-        if isinstance(data, Iterator):
-            raise TypeError("Engine.train: data is an iterator, which ends with one epoch: give what it iterates over")
-        if self._elastic and source.has_fixed_shares:
-            raise ValueError(
-                "Engine.train: a DistributedSampler divides the data among the ranks of the beginning: with "
-                "elastic=True use hvd.elastic.ElasticSampler or horovodlike.data.DynamicPartition"
-            )
-        if source.is_dynamic and any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
-            raise ValueError(
-                "Engine.train: a rank without samples does not call the model, and SyncBatchNorm waits for all ranks: "
-                "use a StaticPartition"
-            )
+        source.check_for_training(self.model, self._elastic)
         self._loop.stop = self._state.stopped = False
         if self._commits:
             self._state.data = source.position
@@ -217,16 +219,12 @@ class Engine:
                 "Engine.evaluate: a DynamicPartition records which samples have been trained: use a StaticPartition"
             )
         averages = Averages([*self._functions])
-        modes = [(module, module.training) for module in self.model.modules()]
         with _others_do_not_wait():
-            self.model.eval()
-            with torch.no_grad(), contextlib.closing(source.batches(0)) as batches:
+            with _evaluation(self.model), torch.no_grad(), contextlib.closing(source.batches(0)) as batches:
                 for batch in batches:
                     if batch.samples:
                         output = self.model(batch.inputs)
                         averages.add([each(output, batch.targets) for each in self._functions.values()], batch.samples)
-            for module, mode in modes:
-                module.training = mode
             result = averages.of_all_ranks("horovodlike.torch.evaluate")
         if not result:
             raise ValueError("Engine.evaluate: no rank has a sample: data is empty on all of them")
@@ -253,20 +251,42 @@ class Engine:
         loop.sample, loop.output, loop.loss = (None, None), None, None  # those of a step that an elastic job has lost
         loop.metrics = state.metrics
         self._call("start")
+        before = self._continue_from_commit(source)
         while state.epoch < epochs and not state.stopped:
-            self._train_epoch(source, f"epoch {state.epoch + 1}/{epochs}")
+            self._train_epoch(source, f"epoch {state.epoch + 1}/{epochs}", before)
+            before = []
         self._call("end")
 
-    def _train_epoch(self, source: BatchSource, text: str) -> None:
+    def _continue_from_commit(self, source: BatchSource) -> list[dict[str, float]]:
+        """After an interruption, continue the random numbers if there are as many ranks; return this rank's totals."""
+        ranks, self._state.ranks = self._state.ranks, {}
+        if len(ranks) == basics.size():
+            mine = ranks[basics.rank()]
+            self._epoch_begin = mine.epoch_begin
+            source.set_random_state(mine.now)
+        return [each.totals for each in ranks.values()] if basics.rank() == 0 else []
+
+    def _commit(self, source: BatchSource, totals: dict[str, float]) -> None:
+        if self._commits:
+            mine = _RankState(self._epoch_begin, source.random_state(), totals)
+            name = "horovodlike.torch.train.commit"
+            self._state.ranks = dict(allgather_object((basics.rank(), mine), name))
+            self._state.commit()
+            self._state.ranks = {}
+
+    def _train_epoch(self, source: BatchSource, text: str, before: list[dict[str, float]]) -> None:
         state, loop, begun = self._state, self._loop, time.perf_counter()
+        is_continued, now = state.batch > 0, source.random_state()
         source.begin(state.epoch)
         self.model.train()
         self._call("start_epoch")
-        averages = Averages([*self._functions])
-        left = source.left(state.batch)
+        averages = Averages([*self._functions], before)
+        if not is_continued:
+            self._epoch_begin = source.random_state()
+        states = (self._epoch_begin or now, now) if is_continued else None
         with (
-            shown_progress(text, left, self._progress) as advance,
-            contextlib.closing(source.batches(state.batch)) as batches,
+            shown_progress(text, source.left(state.batch), self._progress) as advance,
+            contextlib.closing(source.batches(state.batch, states)) as batches,
         ):
             for batch in batches:
                 self._step(batch, averages)
@@ -275,8 +295,8 @@ class Engine:
                 state.step += 1
                 if self._check and state.step % self._check == 0:
                     check_consistency(self.model.named_parameters())
-                if self._commits and self._commit_every and state.step % self._commit_every == 0:
-                    state.commit()
+                if self._commit_every and state.step % self._commit_every == 0:
+                    self._commit(source, averages.totals())
                 advance()
                 if loop.stop:
                     break
@@ -287,8 +307,7 @@ class Engine:
         (stops,) = highest("horovodlike.torch.train.stop", [loop.stop])
         state.epoch, state.batch, state.stopped = state.epoch + 1, 0, bool(stops)
         source.begin(state.epoch)
-        if self._commits:
-            state.commit()
+        self._commit(source, {})
 
     def _step(self, batch: DeviceBatch, averages: Averages) -> None:
         loop, optimizer = self._loop, self.optimizer
@@ -296,15 +315,15 @@ class Engine:
         if batch.samples:
             loop.sample = (batch.inputs, batch.targets)
             self._call("sample")
-            loop.output = self.model(batch.inputs)
+            loop.output = self.model(loop.sample[0])
             self._call("forward")
-            loop.loss = self._functions["loss"](loop.output, batch.targets)
+            loop.loss = self._functions["loss"](loop.output, loop.sample[1])
             self._call("loss")
             is_weighted = self._op == basics.Average and batch.weight != 1.0
             (loop.loss * batch.weight if is_weighted else loop.loss).backward()
             self._call("backward")
             with torch.no_grad():
-                others = [each(loop.output, batch.targets) for name, each in self._functions.items() if name != "loss"]
+                others = [each(loop.output, loop.sample[1]) for name, each in self._functions.items() if name != "loss"]
             averages.add([loop.loss, *others], batch.samples)
         optimizer.synchronize()
         self._call("before_update")
@@ -344,12 +363,19 @@ def _others_do_not_wait() -> Iterator[None]:
         yield
     except MismatchError:  # on all ranks
         raise
-    except ShutDownError as error:
-        basics.shutdown()
-        raise ShutDownError(
-            f"Engine: another rank has left with an exception, which its own output shows: {error}"
-        ) from error
-    except BaseException:
+    except BaseException as error:
         if basics.is_initialized() and basics.size() > 1:
-            basics.shutdown()
+            basics.shutdown(error)
         raise
+
+
+@contextlib.contextmanager
+def _evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode, and its modules back to their modes in the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

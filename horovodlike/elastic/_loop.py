@@ -45,8 +45,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
                 worker.begin()
             try:
                 result = _train(func, worker, state, args, kwargs)
-            except BaseException:
-                basics.shutdown()  # the others must not wait for this rank
+            except BaseException as error:
+                basics.shutdown(error)  # the others must not wait for this rank
                 raise
         if worker is not None:
             worker.finish()

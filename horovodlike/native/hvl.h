@@ -338,8 +338,9 @@ typedef enum hvl_fault {
 int32_t hvl_implements(int32_t transport, int32_t kind, int32_t device);
 int64_t hvl_segment_bytes(const hvl_config* config);
 int32_t hvl_init(const hvl_config* config);
-/* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */
-int32_t hvl_shutdown(void);
+/* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised.
+ * `reason` becomes part of the error of the other ranks; "": none. */
+int32_t hvl_shutdown(const char* reason);
 int32_t hvl_is_initialized(void);
 /* HVL_OK while requests are accepted; else the error that enqueueing one would return: HVL_JOB_BROKEN, HVL_SHUT_DOWN or
  * HVL_NOT_INITIALIZED. */

@@ -17,6 +17,7 @@ from horovodlike.data import RecordReader, StaticPartition, convert_images, list
 from horovodlike.errors import DamagedRecordsError
 
 LABELS = {"cat": 5, "dog": 4, "eel": 2}
+NAME = "images-00000-of-00001.parquet"
 COMMAND = Path(sys.executable).parent / "hvdrun-records"
 
 
@@ -158,11 +159,23 @@ def test_a_crash_leaves_nothing_that_a_reader_takes_for_whole(images, output):
     )
     done = subprocess.run([sys.executable, "-P", "-c", code, images, output], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    (name,) = left_beside(output)
-    assert name.startswith(".out.partial-")
+    assert left_beside(output) == [".out.partial"]
     with pytest.raises(DamagedRecordsError):
-        list_records(output.with_name(name))
+        list_records(output.with_name(".out.partial"))
     assert run(images, output).returncode == 0
+    assert left_beside(output) == ["out"] and sorted(bytes_of(output)) == ["_labels.json", NAME]
+
+
+def test_one_process_at_a_time_writes_an_output(images, output):
+    def run_another(done, total):
+        if done == 3:
+            refused.append(run(images, output))
+
+    refused = []
+    convert_images(images, output, 3, on_progress=run_another)
+    (done,) = refused
+    assert done.returncode == 1 and "another process is writing the output" in done.stderr
+    assert left_beside(output) == ["out"] and len(list_records(output)) == sum(LABELS.values())
 
 
 def test_the_command(images, output):

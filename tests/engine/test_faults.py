@@ -165,6 +165,34 @@ def test_bindings_can_ask_whether_the_job_has_ended(fresh_ranks):
     fresh_ranks(2).run(_what_has_ended)
 
 
+def _leave_with(error: Exception) -> str:
+    import numpy as np
+    from support.collectives import allreduce
+
+    from horovodlike import basics, errors
+
+    if basics.rank() == 1:
+        basics.shutdown(error)
+        return ""
+    with pytest.raises(errors.ShutDownError) as caught:
+        allreduce("after", np.ones(10, np.float32))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("the disk\n\n is gone"), "ValueError: the disk is gone"),
+        (OSError("\0\udc80 ä"), "OSError: ? ä"),
+        (KeyError("x" * 5000), "KeyError: '" + "x" * 989),
+    ],
+    ids=("lines", "not text", "long"),
+)
+def test_the_others_get_the_exception_in_one_line(fresh_ranks, error, text):
+    got = fresh_ranks(2).run(_leave_with, error)[0]
+    assert got.split(". In flight here: ")[0] == f"rank 1 has shut the job down: {text}"
+
+
 def _again(rounds: int) -> list[float]:
     import numpy as np
     from support.collectives import allreduce

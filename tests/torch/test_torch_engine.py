@@ -126,6 +126,33 @@ def test_a_hook_clips_reduced_gradients(ranks, mode):
     ranks(3).run(_clips, mode)
 
 
+def _replaces() -> None:
+    """Halve inputs, outputs and the loss in hooks, and by hand."""
+
+    def halve_inputs(loop: LoopState) -> None:
+        loop.sample = (loop.sample[0] / 2, loop.sample[1] + 1)
+
+    def halve_output(loop: LoopState) -> None:
+        loop.output = loop.output / 2
+
+    def halve_loss(loop: LoopState) -> None:
+        loop.loss = loop.loss / 2
+
+    engine = _engine(hooks={"sample": halve_inputs, "forward": halve_output, "loss": halve_loss})
+    engine.train(Shares(), 1)
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters())
+    for x, y in Shares():
+        optimizer.zero_grad()
+        (mse(model(x / 2) / 2, y + 1) / 2).backward()
+        optimizer.step()
+    assert torch.equal(flat_parameters(engine.model), flat_parameters(model))
+
+
+def test_hooks_replace_the_sample_the_output_and_the_loss(ranks):
+    ranks(2).run(_replaces)
+
+
 def _uneven(mode: str) -> None:
     """Rank r has r + 1 batches in each epoch; afterwards all have the parameters of the last rank."""
     engine = _engine(mode=mode, hooks={"end": lambda loop: steps.append(loop.step)}, check=3)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from support.generations import Generation
@@ -23,7 +26,7 @@ from horovodlike.torch.training_loop import LoopState
 
 mse = torch.nn.functional.mse_loss
 BOUND_S = 20.0
-LEFT = "another rank has left with an exception.*rank 1 has shut the job down"
+LEFT = "rank 1 has shut the job down: .*BrokenDataError: this is {}"
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -129,6 +132,31 @@ def _fails_in_the_data(prefetch: int) -> None:
         assert not _data_threads()
 
 
+def _raises_stop_iteration(prefetch: int) -> None:
+    """An iterator that `read` has emptied is an error: the rest of the data must not be lost silently."""
+    empty: Iterator[object] = iter(())
+    engine = _engine(prefetch=prefetch, read=lambda batch: next(empty))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        engine.train(_shares(2), 1)
+
+
+@pytest.mark.parametrize("prefetch", (0, 2))
+def test_a_stop_iteration_of_read_is_an_error(ranks, prefetch):
+    ranks(1).run(_raises_stop_iteration, prefetch)
+
+
+def _evaluates_bad_data() -> None:
+    engine = _engine()
+    engine.model[1].eval()
+    with pytest.raises(BrokenDataError):
+        engine.evaluate(Restartable(_data_that_fails))
+    assert [module.training for module in engine.model] == [True, False, True, True, True]
+
+
+def test_the_modules_have_their_modes_again_after_an_error(ranks):
+    ranks(1).run(_evaluates_bad_data)
+
+
 @pytest.mark.parametrize("prefetch", (0, 2))
 def test_exceptions_of_the_data_come_through(ranks, prefetch):
     ranks(1).run(_fails_in_the_data, prefetch)
@@ -174,7 +202,7 @@ def _raises_on_one_rank(jobs: list[Generation], rank: int) -> float:
         options = {"read": {"read": fail}, "metric": {"metrics": {"mae": lambda o, y, fail=fail: len(fail())}}}
         engine = _engine(**options.get(where, {"hooks": {where: fail}}))
         begun = time.monotonic()
-        error, text = (BrokenDataError, f"this is {where}") if rank == 1 else (ShutDownError, LEFT)
+        error, text = (BrokenDataError, f"this is {where}") if rank == 1 else (ShutDownError, LEFT.format(where))
         with pytest.raises(error, match=text):
             engine.train(_shares(3), 2)
         times.append(time.monotonic() - begun)
@@ -319,6 +347,82 @@ def test_a_job_that_is_started_again_comes_to_the_same(fresh_ranks, generations,
     jobs = generations(*[2] * 2 * len(KINDS))
     pool = fresh_ranks(2)
     pool.run_each(_interrupted_and_continued, [(jobs, str(tmp_path), rank) for rank in range(2)])
+
+
+class NoisyData(torch.utils.data.Dataset):
+    """Samples that are drawn anew in each epoch, with the random numbers of Python, NumPy and PyTorch."""
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = random.random() + np.random.random() + torch.rand(1).item()
+        return torch.full((6,), (index + noise) / 14, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+
+def _random_data(kind: str) -> tuple[Iterable[object], int]:
+    """Return the data and `prefetch`; a thread that reads ahead may only draw when an iteration begins."""
+    fixed = torch.utils.data.TensorDataset(_samples(14), _samples(14)[:, :3])
+    if kind == "shuffled":
+        return torch.utils.data.DataLoader(fixed, batch_size=2, shuffle=True), 2
+    if kind == "generator":
+        own = torch.Generator().manual_seed(hvd.rank())
+        return torch.utils.data.DataLoader(fixed, batch_size=2, shuffle=True, generator=own), 2
+    return torch.utils.data.DataLoader(NoisyData(), batch_size=2, shuffle=True), 0
+
+
+def _train_randomly(kind: str, path: str, commit_every: int, at: tuple[str, int] | None) -> list[object]:
+    """Train with dropout, up to an interruption; each rank draws other numbers. Return all that must be the same."""
+    seed = 100 * (at is None) + hvd.rank()  # another one in a job that continues
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).double()
+    metrics: list[dict[str, float]] = []
+
+    def interrupt(loop: LoopState, point: str) -> None:
+        torch.rand(1)
+        if (point, loop.step) == at:
+            raise InterruptedError
+
+    hooks = {point: partial(interrupt, point=point) for point in ("start", "start_epoch", "backward", "end_epoch")}
+    hooks["end_epoch"] = [lambda loop: metrics.append(dict(loop.metrics)), hooks["end_epoch"]]
+    data, prefetch = _random_data(kind)
+    options = {"checkpoint": path, "commit_every": commit_every, "prefetch": prefetch, "progress": False}
+    engine = hvd.Engine(model, mse, make_sgd(model), hooks=hooks, **options)
+    with contextlib.suppress(InterruptedError, ShutDownError):
+        engine.train(data, 3)
+    drawn = [random.random(), np.random.random(), torch.rand(1).item()]
+    return [flat_parameters(model).tolist(), drawn, metrics[-1] if metrics else {}]
+
+
+AMID_EPOCH = (3, ("backward", 13))
+RANDOM_KINDS = {
+    "shuffled": [AMID_EPOCH],
+    "generator": [AMID_EPOCH],
+    "noisy": [AMID_EPOCH, (0, ("backward", 9)), (7, ("end_epoch", 14))],
+}
+
+
+def _interrupted_amid_random_numbers(jobs: list[Generation], folder: str, rank: int) -> None:
+    job = iter(jobs)
+    for kind, interruptions in RANDOM_KINDS.items():
+        next(job).enter(rank)
+        whole = _train_randomly(kind, f"{folder}/{kind}", 0, ("never", 0))
+        hvd.shutdown()
+        for number, (commit_every, at) in enumerate(interruptions):
+            path = f"{folder}/{kind}-{number}"
+            next(job).enter(rank)
+            assert _train_randomly(kind, path, commit_every, at) != whole
+            next(job).enter(rank)
+            *same, metrics = _train_randomly(kind, path, commit_every, None)
+            assert same == whole[:2] and metrics == pytest.approx(whole[2], rel=1e-12), (kind, at)
+            hvd.shutdown()
+
+
+def test_a_job_that_is_started_again_continues_with_the_same_random_numbers(fresh_ranks, generations, tmp_path):
+    jobs = generations(*[2] * sum(1 + 2 * len(each) for each in RANDOM_KINDS.values()))
+    fresh_ranks(2).run_each(_interrupted_amid_random_numbers, [(jobs, str(tmp_path), rank) for rank in range(2)])
 
 
 def _train_on(path: str) -> list[int]:

@@ -17,7 +17,9 @@ import torch
 from horovodlike import basics
 from horovodlike.data import AsyncDataLoaderMixin, BaseDataLoader, Batch, DynamicPartition
 from horovodlike.torch._ops import gpu
+from horovodlike.torch._training.random_states import random_state, set_random_state
 from horovodlike.torch.elastic import ElasticSampler
+from horovodlike.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["BatchSource", "DeviceBatch", "Read"]
 
@@ -65,6 +67,9 @@ class BatchSource:
         self._stream = gpu.copy_stream(device)
         self._partition = data if isinstance(data, DynamicPartition) else None
         self._sampler: Any = getattr(data, "sampler", None)
+        self._parts: list[Any] = [data, self._sampler, getattr(data, "batch_sampler", None)]
+        generators = (getattr(part, "generator", None) for part in self._parts)
+        self._generators = [each for each in generators if isinstance(each, torch.Generator)]
         # Such a partition takes a batch for done when the next one is asked for.
         self._ahead = 0 if self._partition is not None and self._partition.recording == "auto" else ahead
 
@@ -78,15 +83,37 @@ class BatchSource:
         """True if a rank may get batches without samples."""
         return self._partition is not None
 
-    @property
-    def has_fixed_shares(self) -> bool:
-        """True if torch's sampler has divided the data among the ranks that there were when it was made."""
-        return isinstance(self._sampler, torch.utils.data.DistributedSampler)
+    def check_for_training(self, model: torch.nn.Module, is_elastic: bool) -> None:
+        """Raise an error if a model cannot be trained with these data.
+
+        Raises:
+            TypeError: The data can be iterated once only.
+            ValueError: The data have another division among the ranks than the training needs.
+        """
+        if isinstance(self._data, Iterator):
+            raise TypeError("Engine.train: data is an iterator, which ends with one epoch: give what it iterates over")
+        if is_elastic and isinstance(self._sampler, torch.utils.data.DistributedSampler):
+            raise ValueError(
+                "Engine.train: a DistributedSampler divides the data among the ranks of the beginning: with "
+                "elastic=True use hvd.elastic.ElasticSampler or horovodlike.data.DynamicPartition"
+            )
+        if self.is_dynamic and any(isinstance(module, SyncBatchNorm) for module in model.modules()):
+            raise ValueError(
+                "Engine.train: a rank without samples does not call the model, and SyncBatchNorm waits for all ranks: "
+                "use a StaticPartition"
+            )
+
+    def random_state(self) -> bytes:
+        """Return the states of all generators of random numbers of this rank: those of the data are among them."""
+        return random_state(self._device, self._generators)
+
+    def set_random_state(self, state: bytes) -> None:
+        """Set the generators to a state that `random_state` has returned."""
+        set_random_state(state, self._device, self._generators)
 
     def begin(self, epoch: int) -> None:
         """Tell the data which epoch comes. Samples of this epoch that are done stay done."""
-        parts: list[Any] = [self._data, self._sampler, getattr(self._data, "batch_sampler", None)]
-        for part in parts:
+        for part in self._parts:
             is_elastic = isinstance(part, ElasticSampler)
             if hasattr(part, "set_epoch") and not (is_elastic and part.epoch == epoch):
                 part.set_epoch(epoch)
@@ -99,13 +126,18 @@ class BatchSource:
             return None
         return length if self.position is not None else max(length - done, 0)
 
-    def batches(self, done: int) -> Generator[DeviceBatch, None, None]:
+    def batches(self, done: int, states: tuple[bytes, bytes] | None = None) -> Generator[DeviceBatch, None, None]:
         """Yield the rest of the epoch, of which so many batches are done.
 
         Close the iterator: this ends its thread, and drops the batches that it has prepared.
+
+        Args:
+            done: The number of batches.
+            states: If the epoch is continued, the random state at its beginning, with which shuffled data have the same
+                order again, and that after the last batch that is done.
         """
         skipped = 0 if self.position is not None else done
-        yield from _ReadAhead(self._ahead, lambda: self._prepared(skipped), self._stream)
+        yield from _ReadAhead(self._ahead, lambda: self._prepared(skipped, states), self._stream)
 
     def record(self, samples: int) -> None:
         """Record that the step with the oldest batch not yet recorded has been taken, with so many samples."""
@@ -114,8 +146,16 @@ class BatchSource:
         elif self._partition is not None and self._partition.recording == "manual":
             self._partition.record()
 
-    def _prepared(self, skipped: int) -> Iterator[DeviceBatch]:
-        return map(self._prepare, itertools.islice(self._data, skipped, None))
+    def _prepared(self, skipped: int, states: tuple[bytes, bytes] | None) -> Iterator[DeviceBatch]:
+        if states is not None:
+            self.set_random_state(states[0])
+        items = iter(self._data)
+        for _ in itertools.islice(items, skipped):
+            pass
+        if states is not None:  # the data's own generators continue after the skipped batches, as they may be ahead
+            set_random_state(states[1], self._device, ())
+        for item in items:  # not with `map`, which would end without an error if `read` raised a StopIteration
+            yield self._prepare(item)
 
     def _prepare(self, item: Any) -> DeviceBatch:
         if self._partition is not None and not item:

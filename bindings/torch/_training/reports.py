@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,16 +17,20 @@ from horovodlike.torch.mpi_ops import allreduce
 
 __all__ = ["Averages", "report_line", "shown_progress"]
 
+_SAMPLES = ""  # a name that no metric should have
+
 
 class Averages:
     """Sums of values over samples, each a mean over a batch; kept on the device, so that no step waits for it.
 
     Args:
         names: The names of the values.
+        before: Results of `totals`, of which these sums are the continuation.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], before: Iterable[Mapping[str, float]] = ()) -> None:
         self._names = names
+        self._before = [*before]
         self._samples = 0
         self._sums: torch.Tensor | None = None
 
@@ -47,11 +52,17 @@ class Averages:
         self._sums = row if self._sums is None else self._sums + row
         self._samples += samples
 
+    def totals(self) -> dict[str, float]:
+        """Return the number of samples of this rank as `_SAMPLES`, and the sums by name."""
+        sums = [0.0] * len(self._names) if self._sums is None else self._sums.tolist()
+        mine = {_SAMPLES: float(self._samples), **dict(zip(self._names, sums, strict=True))}
+        # A metric that a script has got since then has no mean in this epoch.
+        return {name: value + sum(each.get(name, math.nan) for each in self._before) for name, value in mine.items()}
+
     def of_all_ranks(self, name: str) -> dict[str, float]:
         """Return the means over the samples of all ranks; an empty dictionary if there is none. Collective."""
-        mine = torch.zeros(len(self._names), dtype=torch.float64) if self._sums is None else self._sums.cpu()
-        count = torch.tensor([self._samples], dtype=torch.float64, device="cpu")
-        samples, *sums = allreduce(torch.cat([count, mine]), name=name, op=basics.Sum).tolist()
+        totals = torch.tensor([*self.totals().values()], dtype=torch.float64, device="cpu")
+        samples, *sums = allreduce(totals, name=name, op=basics.Sum).tolist()
         return {each: total / samples for each, total in zip(self._names, sums, strict=True)} if samples else {}
 
 

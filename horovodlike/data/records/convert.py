@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import json
 import os
 import random
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +19,9 @@ from horovodlike.data.records.listing import LABELS_FILE, list_records
 from horovodlike.data.records.source import damage, library
 
 __all__ = ["convert_images"]
+
+_LOCK = "_lock"
+"""The file that a process has locked while it writes to a folder; readers ignore it because of its name."""
 
 _ROW_GROUP = 256
 """The images of a row group, which a reader has in memory at once."""
@@ -37,7 +40,8 @@ def convert_images(
     The same images, options and version of PyArrow make the same bytes. The files have the columns ``image`` (the bytes
     of the image's file), ``label`` (the number of the label, in the order of names) and ``name``; beside them is
     ``_labels.json``, the list of the labels' names. The output appears at once, when all is written: until then it is
-    in a folder beside it whose name begins with a dot, and which is removed after an error.
+    in a folder beside it, ``.out.partial`` for ``out``, which is removed after an error. If the process is killed, the
+    next one with the same output uses that folder again.
 
     Args:
         images: The folder.
@@ -53,7 +57,7 @@ def convert_images(
 
     Raises:
         DamagedRecordsError: An image cannot be decoded.
-        FileExistsError: The output exists and is not an empty folder.
+        FileExistsError: The output exists and is not an empty folder, or another process is writing it.
         ImportError: PyArrow or Pillow is not installed.
         OSError: The images cannot be read, or the output cannot be written: for instance, the disk is full.
         ValueError: There are no labelled images, or ``records_per_shard`` is not positive.
@@ -96,19 +100,41 @@ def _checked_output(images: Path, output: Path) -> Path:
 
 @contextmanager
 def _all_or_nothing(target: Path) -> Iterator[Path]:
-    """Give a new folder, which becomes the target in the end, or is removed after an error."""
-    folder = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
-    folder.mkdir()
-    try:
-        yield folder
-        _sync_folder(folder)
-        folder.rename(target)  # fails if the target is not empty by now
-    except BaseException as error:
-        shutil.rmtree(folder)
-        if isinstance(error, OSError) and error.filename is None:  # from a write, which does not know its file
-            raise OSError(error.errno, f"{error.strerror}, so nothing was written", str(target)) from error
-        raise
+    """Give an empty folder, which becomes the target in the end, or is removed after an error.
+
+    If a process that was killed has left the folder, it is emptied and used again.
+    """
+    folder = target.with_name(f".{target.name}.partial")
+    folder.mkdir(exist_ok=True)
+    with _locked(folder / _LOCK, target):
+        try:
+            for left in folder.iterdir():
+                if left.name != _LOCK:
+                    left.unlink()
+            yield folder
+            _sync_folder(folder)
+            folder.rename(target)  # fails if the target is not empty by now
+        except BaseException as error:
+            shutil.rmtree(folder)
+            if isinstance(error, OSError) and error.filename is None:  # from a write, which does not know its file
+                raise OSError(error.errno, f"{error.strerror}, so nothing was written", str(target)) from error
+            raise
+        (target / _LOCK).unlink()
     _sync_folder(target.parent)
+
+
+@contextmanager
+def _locked(path: Path, target: Path) -> Iterator[None]:
+    """Hold a lock on a file, which is made if it does not exist; the lock ends with the process."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(path))  # False: its writer has just ended
+        except (BlockingIOError, FileNotFoundError):
+            is_free = False
+        if not is_free:
+            raise FileExistsError(f"another process is writing the output {target}: wait for it, or give another")
+        yield
 
 
 def _write_shard(path: Path, images: Sequence[tuple[ImageFolder, int]]) -> Iterator[int]:

@@ -209,7 +209,7 @@ int32_t hvl_init(const hvl_config* config) {
   return hvl::guarded([&] { return hvl::start(*config); });
 }
 
-int32_t hvl_shutdown(void) {
+int32_t hvl_shutdown(const char* reason) {
   return hvl::guarded([&] {
     std::shared_ptr<hvl::Engine> ending;
     {
@@ -217,7 +217,7 @@ int32_t hvl_shutdown(void) {
       ending = std::move(hvl::current_engine);
       hvl::current_engine = nullptr;
     }
-    if (ending != nullptr) ending->shut_down();
+    if (ending != nullptr) ending->shut_down(reason);
     return hvl::Status();
   });
 }

@@ -63,7 +63,8 @@ void CollectiveReporter::end() {
 
 Status CollectiveReporter::explain(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const {
   std::string text = reason.message();
-  if (reason.code() == HVL_SHUT_DOWN && !context_.stop_requested.load()) {
+  const bool says_why = text.find(" has shut the job down: ") != std::string::npos;
+  if (reason.code() == HVL_SHUT_DOWN && !says_why && !context_.stop_requested.load()) {
     text +=
         ". If it has only run out of batches before the others: call hvd.join() after the last one, or give all ranks "
         "as many";

@@ -21,7 +21,8 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
 
 Engine::~Engine() { shut_down(); }
 
-void Engine::shut_down() {
+void Engine::shut_down(const std::string& reason) {
+  if (!context_.stop_requested.load()) context_.stop_reason = reason;  // the destructor calls this again
   context_.stop_requested.store(true);
   stop_answering(context_.memory.get(), context_.options.local_rank);
   context_.notify_news();

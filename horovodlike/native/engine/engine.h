@@ -36,8 +36,8 @@ class Engine {
   int64_t handle_in_flight(Operation* operation) { return context_.queue.handle_in_flight(operation); }
   // Any thread: ok while requests are accepted; else the reason why not.
   Status job_status() const { return context_.queue.closed(); }
-  // Ends the job on all ranks. Returns when the engine thread has ended.
-  void shut_down();
+  // Ends the job on all ranks; `reason` becomes part of the others' error. Returns when the engine thread has ended.
+  void shut_down(const std::string& reason = "");
   // Closes the connections in a forked child process, where no other function of the engine may be called.
   void close_in_child();
 

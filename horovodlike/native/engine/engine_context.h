@@ -99,6 +99,7 @@ struct EngineContext {
   TensorQueue queue;
   EngineCounters counters;
   std::atomic<bool> stop_requested{false};
+  std::string stop_reason;  // for the other ranks; set before stop_requested
 
   const std::unique_ptr<Poller> poller;  // null in a job of one host
 

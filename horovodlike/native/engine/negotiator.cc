@@ -20,6 +20,7 @@ Status Negotiator::announce_stop() {
   stop_announced_at_ = now_ns();
   Message message;
   message.type = Message::Type::kShutdown;
+  message.text = context_.stop_reason;
   return context_.control->send(message);
 }
 

@@ -312,10 +312,10 @@ TEST(shutting_down_fails_what_is_pending) {
   std::vector<float> data(4);
   char* address = reinterpret_cast<char*>(data.data());
   int64_t handle = job.enqueue(0, make("s", HVL_ALLREDUCE, {{4}}), {address}, {address});
-  job.engine(2).shut_down();
+  job.engine(2).shut_down("the disk is gone");
   Status status = job.wait(0, handle);
   CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
-  CHECK_HAS(status.message(), "rank 2");
+  CHECK_HAS(status.message(), "rank 2 has shut the job down: the disk is gone. In flight here: ");
   job.enqueue(1, make("s", HVL_ALLREDUCE, {{4}}), {address}, {address}, &status);
   while (status.ok()) job.enqueue(1, make("late", HVL_ALLREDUCE, {{4}}), {address}, {address}, &status);
 }

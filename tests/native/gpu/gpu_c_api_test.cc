@@ -38,7 +38,7 @@ class OneRank {
 
   ~OneRank() {
     fake_gpu::release(stream);
-    CHECK_EQ(hvl_shutdown(), HVL_OK);
+    CHECK_EQ(hvl_shutdown(""), HVL_OK);
     CHECK_EQ(fake_gpu::violations(), "");
     CHECK_EQ(fake_gpu::num_contexts(), 0);
     CHECK_EQ(fake_gpu::num_streams(), 0);
@@ -243,7 +243,7 @@ TEST(a_device_that_fails_after_the_job_has_ended) {
   const uintptr_t address = later.address();
   const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
   while (hvl_poll(handle) == 0) std::this_thread::yield();
-  CHECK_EQ(hvl_shutdown(), HVL_OK);
+  CHECK_EQ(hvl_shutdown(""), HVL_OK);
   fake_gpu::fail(0, "cuEventQuery", 700);
   CHECK_EQ(hvl_try_wait(handle), HVL_JOB_BROKEN);
   CHECK_HAS(std::string(hvl_last_error()), "illegal memory access");

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import driver, launch
 from benchmarks.allreduce import AllreduceCase
+from benchmarks.parameters import ParametersCase
 from benchmarks.protocol import Message
 from benchmarks.training import TrainingCase
 
@@ -31,6 +32,8 @@ sys.path.remove(str(TESTS))
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (4, 64 * KIB)
 RENDEZVOUS_PORT, STORE_PORT = 29400, 29500
+ARRAYS = "numpy"
+"""The peer without a framework, which has the parameter servers."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Network:
         per_host: Numbers of ranks on each host that horovodlike is measured with.
         latency: Whether small tensors and training steps are measured too.
         sealed: Whether horovodlike with one rank on each host is measured with HOROVODLIKE_SEAL_DATA, too.
+        parameters: Whether parameter servers with one rank on each host are measured, too.
     """
 
     hosts: int
@@ -52,10 +56,11 @@ class Network:
     per_host: tuple[int, ...] = (1,)
     latency: bool = False
     sealed: bool = False
+    parameters: bool = False
 
 
 NETWORKS = {
-    "shaped": Network(2, rate=1e9, per_host=(1, 2), sealed=True),
+    "shaped": Network(2, rate=1e9, per_host=(1, 2), sealed=True, parameters=True),
     "cable": Network(2, direct=True, latency=True, sealed=True),
     "four": Network(4, rate=1e9),
 }
@@ -81,22 +86,26 @@ class HostsCase(AllreduceCase):
 
 
 class Iperf:
-    """The link's limit, as a peer: an allreduce takes as long as its bytes at the rate that iperf3 measures."""
+    """The link's limit, as a peer: an operation takes as long as its bytes at the rate that iperf3 measures."""
 
     name = "iperf3"
 
-    def __init__(self, hosts: Sequence[Host], bidirectional: bool, seconds: int) -> None:
-        """Measures between the first two hosts; both directions at once, of which the mean counts, or one."""
+    def __init__(self, hosts: Sequence[Host], bidirectional: bool, seconds: int, share: float = 1.0) -> None:
+        """Measures between the first two hosts; both directions at once, of which the mean counts, or one.
+
+        `share`: how much a host sends for the operation, compared with an allreduce of as many bytes.
+        """
         self._hosts = hosts
         self._bidirectional = bidirectional
         self._seconds = seconds
+        self._share = share
 
     def call(self, command: Message) -> list[Message]:
         """See driver.Participant."""
         sender, receiver = self._hosts[:2]
         rates = iperf.measure(sender, receiver, seconds=self._seconds, bidirectional=self._bidirectional)
         rate = (rates.forward + rates.backward) / 2 if self._bidirectional else rates.forward
-        return [{"seconds": bits_to_send(command["nbytes"], len(self._hosts)) / rate}]
+        return [{"seconds": self._share * bits_to_send(command["nbytes"], len(self._hosts)) / rate}]
 
 
 def missing() -> str:
@@ -109,24 +118,27 @@ def bits_to_send(nbytes: int, hosts: int) -> float:
     return 8 * nbytes * 2 * (hosts - 1) / hosts
 
 
-def horovodlike(hosts: Sequence[Host], per_host: int = 1, sealed: bool = False) -> launch.Launcher:
+def horovodlike(
+    hosts: Sequence[Host], per_host: int = 1, sealed: bool = False, framework: str = "horovodlike"
+) -> launch.Launcher:
     """One `hvdrun --nnodes` on each host, as without ssh; jobs of different arguments can be there together."""
     hvdrun = launch.beside(sys.executable, "hvdrun")
-    rendezvous = f"{hosts[0].name}:{RENDEZVOUS_PORT + 2 * per_host + sealed}"
+    port = RENDEZVOUS_PORT + 4 * per_host + 2 * (framework != "horovodlike") + sealed
+    rendezvous = f"{hosts[0].name}:{port}"
 
     def commands(size: int, scratch: Path) -> list[launch.Command]:
         key = scratch / "key"
         key.touch(mode=0o600)
         key.write_text("0123456789abcdef" * 4)  # the network ends at these hosts
         nodes = ["--nnodes", str(len(hosts)), "--rendezvous", rendezvous, "--secret-key-file", str(key)]
-        ranks = ["-np", str(per_host), *launch.worker("horovodlike")]
+        ranks = ["-np", str(per_host), *launch.worker(framework)]
         return [
             launch.Command(host.inside([str(hvdrun), *nodes, "--node-rank", str(number), *ranks]), settings)
             for number, host in enumerate(hosts)
         ]
 
     settings = {"HOROVODLIKE_SEAL_DATA": "1"} if sealed else {}
-    name = "horovodlike" + (f".{per_host}" if per_host != 1 else "") + (".sealed" if sealed else "")
+    name = framework + (f".{per_host}" if per_host != 1 else "") + (".sealed" if sealed else "")
     return launch.Launcher(name, commands, "" if hvdrun else "hvdrun is not installed")
 
 
@@ -154,7 +166,7 @@ def measure(
         choose: from all peers to those that the run measures.
 
     Returns:
-        The rows of the results: "allreduce" and "training".
+        The rows of the results: "allreduce", "training" and "parameters".
 
     Raises:
         BenchmarkError: a peer failed, or hosts could not be made.
@@ -167,10 +179,15 @@ def measure(
         if network.sealed:
             peers.append(horovodlike(hosts, sealed=True))
         peers.append(gloo(hosts))
+        if network.parameters:
+            peers.append(horovodlike(hosts, framework=ARRAYS))
         if trains:
             peers.append(launch.independent("alone"))
         groups = [stack.enter_context(driver.Group(peer, sizes.get(peer.name, len(hosts)))) for peer in choose(peers)]
-        results = {"allreduce": _allreduce(name, hosts, [group for group in groups if group.name != "alone"], effort)}
+        reducing = [group for group in groups if group.name not in ("alone", ARRAYS)]
+        results = {"allreduce": _allreduce(name, hosts, reducing, effort)}
+        if servers := [group for group in groups if group.name == ARRAYS]:
+            results["parameters"] = _parameters(name, hosts, servers, effort)
         if trains:
             results["training"] = _training(groups, effort)
     return results
@@ -209,6 +226,18 @@ def _allreduce(
             row["sent"] = sent[peer]
         rows.append(row)
     return rows
+
+
+def _parameters(
+    name: str, hosts: Sequence[Host], groups: Sequence[driver.Group], effort: Effort
+) -> list[dict[str, Any]]:
+    """Measure `send` of all ranks at once: each host sends what it does not serve, half as much as for an allreduce."""
+    limit = Iperf(hosts, bidirectional=False, seconds=effort.iperf_seconds, share=0.5)
+    case = ParametersCase("send", effort.nbytes)
+    samples = driver.interleave([*groups, limit], [case], effort.rounds, effort.budget, fewest=2)
+    bits = bits_to_send(effort.nbytes, len(hosts)) / 2
+    rows = [{"network": name, "peer": peer, **driver.summary(seconds)} for (peer, _), seconds in samples.items()]
+    return [row | {"rate": bits / row["seconds"]} for row in rows]
 
 
 def _sent(group: driver.Group, host: Host, case: HostsCase) -> int:

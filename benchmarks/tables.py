@@ -22,6 +22,7 @@ HOSTS_PEERS = {
     "horovodlike.2": "horovodlike, 2 ranks on each host",
     "horovodlike.sealed": "horovodlike, HOROVODLIKE_SEAL_DATA=1",
     "gloo": "Gloo",
+    "numpy": "horovodlike, NumPy arrays",
 }
 NETWORKS = {
     "shaped": "2 hosts, each with 1 Gbit/s to a switch",
@@ -261,6 +262,8 @@ def _hosts(results: dict[str, Any]) -> list[str]:
         small = [row for row in rows if row["nbytes"] < MIB]
         if small:
             parts += [f"## {title}: latency of a named, synchronous allreduce", latencies(small)]
+    if results.get("parameters"):
+        parts += [f"## {NETWORKS['shaped']}: parameter servers, send", rates(results["parameters"])]
     if results.get("training"):
         parts += ["## Training steps over that cable", training(results["training"])]
     return parts

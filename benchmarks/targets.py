@@ -26,7 +26,7 @@ DISTRIBUTED_OVER_API = 1.10
 # A round trip of 4 B: of Gloo's time at most this part. 16 MiB: at least so many times the rate of Gloo, of raw MPI.
 MESSAGES_LATENCY, MESSAGES_RATE, MESSAGES_RATE_OVER_MPI = 0.5, 4.0, 1.0
 # Parameter servers: rates over those of the allreduce of as many bytes, and of raw MPI; small pushes per second.
-PARAMETERS_OVER_ALLREDUCE, PARAMETERS_OVER_MPI, PARAMETERS_PUSHES = 0.8, 5.0, 100_000
+PARAMETERS_OVER_ALLREDUCE, PARAMETERS_OVER_MPI, PARAMETERS_OVER_IPERF, PARAMETERS_PUSHES = 0.8, 5.0, 0.95, 100_000
 # A step of Keras's `fit` over 12.6 million parameters, in times of one without communication; and TensorFlow's smallest
 # eager allreduce, in times of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
@@ -193,6 +193,9 @@ def _parameters(results: dict[str, Any]) -> Iterator[Verdict]:
         best = min((seconds[operation, peer] for peer in MPI if (operation, peer) in seconds), default=None)
         ratio = _ratio(best, seconds.get((operation, "numpy")))
         yield _at_least(f"parameter server, {operation} of 64 MiB: rate / MPI's", PARAMETERS_OVER_MPI, ratio)
+    rates = {row["peer"]: row["rate"] for row in results.get("hosts", {}).get("parameters", [])}
+    ratio = _ratio(rates.get("numpy"), rates.get("iperf3"))
+    yield _at_least("parameter server, 2 hosts, 1 Gbit/s: rate of a send / iperf3's", PARAMETERS_OVER_IPERF, ratio)
     pushes = seconds.get(("push", "numpy"))
     ratio = None if pushes is None else 2000 / pushes / PARAMETERS_PUSHES
     yield _at_least(f"parameter server, pushes of 1 KiB / {PARAMETERS_PUSHES:,} per second", 1.0, ratio)

@@ -12,13 +12,15 @@ from functools import partial
 from unittest import mock
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from support.generations import Generation
 from support.training import flat_parameters, make_batches, make_model, make_sgd, my_part
 
 import horovodlike.torch as hvd
-from horovodlike.data import DynamicPartition, StaticPartition, cut_into_tasks
+from horovodlike.data import DynamicPartition, RecordReader, StaticPartition, cut_into_tasks, list_records
 from horovodlike.errors import ShutDownError
 from horovodlike.torch._ops import gpu
 from horovodlike.torch._training.batches import BatchSource
@@ -228,16 +230,19 @@ def _samples(count: int) -> torch.Tensor:
     return torch.randn(count, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-def _dynamic(record: str, count: int) -> None:
+def _dynamic(record: str, count: int, file: str | None = None) -> None:
     """The mean is that over the samples of a step, also of the last one, in which a rank may have none."""
     samples, seen = _samples(count), []
-    partition = DynamicPartition(cut_into_tasks({"a": count}, 7), 3, shuffle=False, record=record)
+    records = None if file is None else list_records(file)
+    tasks = cut_into_tasks({"a": count}, 7) if records is None else records.tasks(7)
+    partition = DynamicPartition(tasks, 3, shuffle=False, record=record)
+    data = partition if records is None else RecordReader(records, partition)
 
     def note(loop: LoopState) -> None:
         seen.append(len(loop.sample[0]))
 
     engine = _engine(read=_read(samples), hooks={"sample": note})
-    engine.train(partition, 2)
+    engine.train(data, 2)
     assert sum(hvd.allgather_object(sum(seen))) == 2 * count
     hvd.check_consistency(engine.model)
     alone = make_model()
@@ -262,6 +267,30 @@ def _dynamic(record: str, count: int) -> None:
 @pytest.mark.parametrize("record", ("auto", "manual"))
 def test_a_dynamic_partition_weighs_each_sample_the_same(ranks, record, count):
     ranks(3).run(_dynamic, record, count)
+
+
+def test_so_it_does_if_its_records_are_read(ranks, tmp_path):
+    file = tmp_path / "numbers.parquet"
+    parquet.write_table(pyarrow.table({"number": range(19)}), file)
+    ranks(3).run(_dynamic, "manual", 19, str(file))
+
+
+def _epochs_of_records(file: str) -> None:
+    records, orders = list_records(file), []
+    reader = RecordReader(records, StaticPartition(records.tasks(2), 2, seed=1))
+
+    def read(batch: object) -> tuple[torch.Tensor, torch.Tensor]:
+        orders.append([record["number"] for record in batch.records])
+        return torch.ones(len(batch), 6, dtype=torch.float64), torch.ones(len(batch), 3, dtype=torch.float64)
+
+    _engine(read=read).train(reader, 2)
+    assert orders[:10] != orders[10:] and sorted(orders[:10]) == sorted(orders[10:])
+
+
+def test_each_epoch_of_records_has_an_order_of_its_own(ranks, tmp_path):
+    file = tmp_path / "numbers.parquet"
+    parquet.write_table(pyarrow.table({"number": range(20)}), file)
+    ranks(1).run(_epochs_of_records, str(file))
 
 
 def _static() -> None:

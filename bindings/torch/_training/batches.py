@@ -1,8 +1,8 @@
 """The batches of a training loop: read and copied to the device ahead, counted, and recorded when they are done.
 
 A source of data is an iterable of batches. Those of two kinds know which of their samples are done, and continue
-there by themselves: a `DynamicPartition`, and a loader over an `ElasticSampler`. Of all others, the loop counts the
-batches that it has taken and skips as many when it continues.
+there by themselves: a `DynamicPartition`, also one that a `RecordReader` reads, and a loader over an `ElasticSampler`.
+Of all others, the loop counts the batches that it has taken and skips as many when it continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horovodlike import basics
-from horovodlike.data import AsyncDataLoaderMixin, BaseDataLoader, Batch, DynamicPartition
+from horovodlike.data import AsyncDataLoaderMixin, BaseDataLoader, Batch, DynamicPartition, RecordReader
 from horovodlike.torch._ops import gpu
 from horovodlike.torch._training.random_states import random_state, set_random_state
 from horovodlike.torch.elastic import ElasticSampler
@@ -65,9 +65,10 @@ class BatchSource:
         self._read = read
         self._device = device
         self._stream = gpu.copy_stream(device)
-        self._partition = data if isinstance(data, DynamicPartition) else None
+        partition = data.partition if isinstance(data, RecordReader) else data
+        self._partition = partition if isinstance(partition, DynamicPartition) else None
         self._sampler: Any = getattr(data, "sampler", None)
-        self._parts: list[Any] = [data, self._sampler, getattr(data, "batch_sampler", None)]
+        self._parts: list[Any] = [partition, self._sampler, getattr(data, "batch_sampler", None)]
         generators = (getattr(part, "generator", None) for part in self._parts)
         self._generators = [each for each in generators if isinstance(each, torch.Generator)]
         # Such a partition takes a batch for done when the next one is asked for.

@@ -76,6 +76,11 @@ class RecordReader(AsyncDataLoaderMixin, BaseDataLoader):
         self._partition = partition
         self._decode = decode
 
+    @property
+    def partition(self) -> StaticPartition | DynamicPartition:
+        """The partition whose batches are read."""
+        return self._partition
+
     def __len__(self) -> int:
         """Return the number of batches, as the partition does."""
         return len(self._partition)

@@ -214,7 +214,7 @@ def DownpourOptimizer(
             the parameter's group, and returns a tensor of the same shape and dtype.
         staleness: Stale synchronous parallel: a rank that is more steps than this ahead of the slowest one waits for
             it, at the end of its step. None: no rank waits.
-        payload: As in `ParameterServer`: "bfloat16" or "int8" for fewer bytes to send and receive.
+        payload: As in `ParameterServer`: "bfloat16" or "int8" for fewer bytes to send.
         servers: As in `ParameterServer`: "ranks" or "dedicated". None: those that `hvdrun --servers` has started, if it
             has, or else the ranks of the process set.
         process_set: The ranks that share the servers, which TorchMPI calls the sharding communicator.
@@ -278,8 +278,8 @@ def EASGDOptimizer(
         prefetch: How many steps before an exchange the centre is asked for.
         beta: alpha times the number of clients: more than 0, at most 1.
         staleness: The number of steps by which a rank may be ahead of the slowest one.
-        payload: "bfloat16" or "int8" for fewer bytes to send and receive.
-        servers: "ranks" or "dedicated": who holds the centre.
+        payload: "bfloat16" or "int8" for fewer bytes to send.
+        servers: "ranks" or "dedicated": the processes that hold the centre.
         process_set: The ranks that share the servers.
         data_parallel_set: Ranks with this one that train as one client.
 

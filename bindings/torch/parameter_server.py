@@ -41,8 +41,11 @@ class ParameterServer(parameter_server.ParameterServer):
     def __init__(self, value: Any, *, process_set: ProcessSet | None = None, **options: Any) -> None:
         """Make the parts and fill them. A collective call of all ranks of the process set."""
         self._single = isinstance(value, torch.Tensor)
+        super().__init__(value, process_set=process_set, **options)
+
+    def _prepare(self, value: Any, *arguments: Any) -> Any:
         self._tensors = _tensors_of(value)
-        super().__init__(self._hosted(self._tensors), process_set=process_set, **options)
+        return super()._prepare(self._hosted(self._tensors), *arguments)
 
     def send(self, value: Any = None, rule: str = "add", **arguments: float) -> Handle:
         """Update the elements with as many others.

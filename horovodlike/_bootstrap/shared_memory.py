@@ -183,7 +183,8 @@ def _share_memfd(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
     found = _offer_of_leader(rendezvous.exchange("segment.memfd", offer), attempt)
     if found:
         with attempt.noting():
-            attempt.fd = open_and_verify(found["path"], attempt.num_bytes, bytes.fromhex(found["token"]), 0)
+            token = bytes.fromhex(found["token"])
+            attempt.fd = open_and_verify(found["path"], attempt.num_bytes, token, 0, is_sealed=True)
     return rendezvous.exchange("segment.memfd.opened", attempt.problem)
 
 
@@ -249,8 +250,7 @@ def make_memfd(num_bytes: int) -> int:
     try:
         _allocate(fd, num_bytes)
         # From now on no process can shrink the file while others use it.
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise
@@ -294,14 +294,21 @@ def _space(fd: int) -> str:
 
 
 def write_token(fd: int) -> bytes:
-    """Write a random token to the begin of shared memory, for :func:`open_and_verify`, and return it."""
+    """Write a random token to the beginning of shared memory, for :func:`open_and_verify`, and return it."""
     token = secrets.token_bytes(TOKEN_BYTES)
     os.pwrite(fd, token, 0)
     return token
 
 
-def open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
+def open_and_verify(path: str, num_bytes: int, token: bytes, flags: int, *, is_sealed: bool = False) -> int:
     """Open the shared memory of another process, by its path and with these flags of ``open()``.
+
+    Args:
+        path: Where it is.
+        num_bytes: Its size.
+        token: What :func:`write_token` wrote there.
+        flags: More flags of ``open()``.
+        is_sealed: Demand that no process can shrink it, as with :func:`make_memfd`.
 
     Raises:
         OSError: The path cannot be opened.
@@ -316,6 +323,8 @@ def open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
         same = (found.st_dev, found.st_ino, found.st_size) == (before.st_dev, before.st_ino, num_bytes)
         if not same or not hmac.compare_digest(os.pread(fd, TOKEN_BYTES, 0), token):
             raise RendezvousError(f"{path} does not hold what local rank 0 wrote there: it is another host's")
+        if is_sealed and not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise RendezvousError(f"{path} is not sealed: its process could shrink it while it is used")
     except BaseException:
         os.close(fd)
         raise

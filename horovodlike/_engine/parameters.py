@@ -7,8 +7,8 @@ memory that is given to a call is kept until the call is complete, whatever beco
 from __future__ import annotations
 
 import functools
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -221,12 +221,8 @@ class Array:
         return _accepted(lib.hvl_parameters_tick(self._native, staleness))
 
     def leave_clocks(self) -> int:
-        """Have this client's clock count no more."""
+        """Take this client's clock out of those that others wait for."""
         return _accepted(lib.hvl_parameters_tick(self._native, -1))
-
-    def close(self) -> None:
-        """Free the client's side; calls under way continue."""
-        ffi.release(self._native)
 
 
 class Rows(NamedTuple):
@@ -238,8 +234,9 @@ class Rows(NamedTuple):
 
 # By handle of each call that is not known to be complete: the object that keeps its memory.
 _lent: dict[int, object] = {}
-_abandoned: set[int] = set()  # those that no thread will wait for
-_lock = threading.RLock()  # of `_abandoned`; reentrant, since the garbage collector may abandon a handle at any point
+# Those that no thread will wait for, the oldest first. No lock: the garbage collector may abandon one at any point.
+_abandoned: deque[int] = deque()
+_MOST_ABANDONED = 1024  # with more, a further call waits for the oldest one
 
 
 def _accepted(number: int) -> int:
@@ -252,24 +249,30 @@ def _lend(handle: int, keeper: object) -> int:
     if handle < 0:
         check(-handle)
     _lent[handle] = keeper
-    if _abandoned:
-        _forget_abandoned()
+    _forget_abandoned()
+    while len(_abandoned) > _MOST_ABANDONED:
+        _forget_abandoned(WAIT_SLICE_SECONDS)
     return handle
 
 
-def _forget_abandoned() -> None:
-    with _lock:
-        for handle in [each for each in list(_abandoned) if lib.hvl_parameters_poll(each)]:
-            _abandoned.discard(handle)
-            lib.hvl_parameters_wait(handle, 0.0)  # it is complete: this frees it
-            _lent.pop(handle, None)
+def _forget_abandoned(patience: float = 0.0) -> None:
+    """Free those that are complete up to the first that is not; wait for the oldest one up to `patience` seconds."""
+    while _abandoned:
+        try:
+            handle = _abandoned.popleft()
+        except IndexError:  # another thread has taken the last one
+            return
+        if lib.hvl_parameters_wait(handle, patience) == lib.HVL_IN_PROGRESS:
+            _abandoned.appendleft(handle)
+            return
+        _lent.pop(handle, None)
+        patience = 0.0
 
 
 def abandon(handles: Sequence[int]) -> None:
-    """Wait for no result of these handles. Their memory is kept until the calls are complete."""
-    with _lock:
-        _abandoned.update(handles)
-        _forget_abandoned()
+    """Give up the results of these handles. Their memory is kept until the calls are complete."""
+    _abandoned.extend(handles)
+    _forget_abandoned()
 
 
 def are_complete(handles: Sequence[int]) -> bool:
@@ -286,7 +289,7 @@ def wait(handles: Sequence[int], timeout: float | None) -> bool:
 
     Raises:
         HorovodInternalError: A call has failed; the handles are consumed.
-        ValueError: Likewise: a server has refused a call.
+        ValueError: Likewise: a server has rejected a call.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     native = ffi.new("int64_t[]", handles)

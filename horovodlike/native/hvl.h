@@ -554,7 +554,9 @@ typedef struct hvl_parameters_update {
   const double* arguments; /* scale_add: scale; sgd: lr; momentum: lr, momentum; adam: lr, beta1, beta2, epsilon */
   int32_t num_arguments;
   int32_t payload; /* hvl_payload: elements are converted before they are sent */
-  /* 1: the errors of these conversions are kept in `array`, and added to the elements that are sent there next */
+  /* 1: the errors of these conversions are kept in `array`, and added to the elements that are sent there next. "add",
+   * "scale_add" and "sgd" share them, whatever their arguments: what is missing in the values comes later. Each other
+   * rule has errors of its own, to which its next arguments apply. */
   int32_t feeds_errors_back;
 } hvl_parameters_update;
 

@@ -17,6 +17,7 @@ from horovodlike import config
 from horovodlike._bootstrap.environment import HOST_ID, JOB_ID, NODE_ID, SERVER, RankInfo
 from horovodlike._engine import parameters
 from horovodlike._net.interfaces import own_address
+from horovodlike._net.socket_options import ensure_descriptors
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.parameter_server import _rules, _servers
 from horovodlike.parameter_server._connections import Listener, facts_of
@@ -64,6 +65,7 @@ def _listen(number: int) -> Listener:
     with _servers.rendezvous(place, settings) as joined:
         address = own_address(0, [(joined.local_address, joined.server_address)], settings.network_interface)
         _rules.serve()
+        ensure_descriptors(size, "the connections of a server of parameters")
         facts = facts_of(place, settings)
         name = f"parameter server {number} ({facts.name})"
         listener = Listener(key, address, name, facts, settings, _rules.registered)

@@ -35,11 +35,10 @@ def save(
     calls = []
     for index, array in enumerate(arrays):
         values = template.empty(index)
-        # Elements of types that NumPy lacks are written as integers: the file could not be read otherwise.
-        found[f"values.{index}"] = values if values.dtype.isbuiltin == 1 else values.view(f"u{values.itemsize}")
+        found[f"values.{index}"] = _storable(values)
         calls.append(array.receive(0, values.size, address(values), values))
-        if template.dtypes[index].name not in ("float32", "float64"):
-            continue  # no rule remembers anything of it
+        if not _is_remembered(template, index):
+            continue
         for name, state in _SLOTS.items():
             slot = found[f"{name}.{index}"] = template.empty(index)
             calls.append(array.receive_state(state, address(slot), slot))
@@ -60,43 +59,90 @@ def load(
     label: str,
 ) -> None:
     """Restore arrays from a file; see `ParameterServer.load`."""
-    found = _read(path)
-    _check(found, template, f"{label}: {os.fspath(path)}")
+    found = _read(path, template, label)
+    zeros = _missing_slots(found, arrays, template)
     calls = []
     for index, array in enumerate(arrays):
         values = found[f"values.{index}"]
         calls.append(array.send(Update("copy"), 0, values.size, address(values), values))
-        if f"counters.{index}" not in found:
+        if not _is_remembered(template, index):
             continue
         for name, state in _SLOTS.items():
-            slot = found.get(f"{name}.{index}", np.zeros(values.shape, values.dtype))
-            calls.append(array.send_state(state, address(slot), slot))
+            slot = (found if f"{name}.{index}" in found else zeros).get(f"{name}.{index}")
+            if slot is not None:
+                calls.append(array.send_state(state, address(slot), slot))
         block = np.searchsorted(found[f"blocks.{index}"], blocks(parts[index]), side="right") - 1
         counters = np.ascontiguousarray(found[f"counters.{index}"][block])
         calls.append(array.send_state(Remembered.COUNTERS, address(counters), counters))
     Handle(calls).wait()
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, NumpyArray]:
+def _missing_slots(
+    found: Mapping[str, NumpyArray], arrays: Sequence[Array], template: Template
+) -> dict[str, NumpyArray]:
+    """Return zeros for the slots that servers have and the file lacks; a server makes a slot when it gets one."""
+    wanted = [(index, name) for index in range(len(arrays)) for name in _SLOTS if _is_remembered(template, index)]
+    held = {(index, name): template.empty(index) for index, name in wanted if f"{name}.{index}" not in found}
+    Handle([arrays[i].receive_state(_SLOTS[name], address(each), each) for (i, name), each in held.items()]).wait()
+    return {f"{name}.{index}": np.zeros_like(each) for (index, name), each in held.items() if each.any()}
+
+
+def _read(path: str | os.PathLike[str], template: Template, label: str) -> dict[str, NumpyArray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: np.require(file[name], requirements=["C", "A"]) for name in file.files}
         if str(found["format"]) != _FORMAT:
             raise ValueError(f"its format is {found['format']}, and this release reads {_FORMAT!r}")
+        theirs = [(found[f"values.{index}"].shape, str(dtype)) for index, dtype in enumerate(found["dtypes"])]
+        problem = _difference(theirs, template)
+        if problem is None:
+            for index in range(len(theirs)):
+                _check_entries(found, index, template)
     except (ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise StateFileError(
             f"{os.fspath(path)} is damaged, or was not written by ParameterServer.save(): {error}"
         ) from error
+    if problem is not None:
+        raise ValueError(f"{label}: {os.fspath(path)}{problem}")
     return found
 
 
-def _check(found: Mapping[str, NumpyArray], template: Template, label: str) -> None:
-    theirs = [(found[f"values.{index}"].shape, str(dtype)) for index, dtype in enumerate(found["dtypes"])]
+def _difference(theirs: Sequence[tuple[tuple[int, ...], str]], template: Template) -> str | None:
+    """Return how the shapes and types of a file differ from those of the servers; None: not at all."""
     if len(theirs) != len(template.named):
-        raise ValueError(f"{label} has {len(theirs)} arrays, and the servers have {len(template.named)}")
+        return f" has {len(theirs)} arrays, and the servers have {len(template.named)}"
     for index, (has, wanted) in enumerate(zip(theirs, template.named, strict=True)):
         if has != wanted:
-            raise ValueError(
-                f"{label}: array {index} has the shape {has[0]} and elements of {has[1]}, and the servers have "
-                f"{wanted[0]} and {wanted[1]}"
+            return (
+                f": array {index} has the shape {has[0]} and elements of {has[1]}, and the servers have {wanted[0]} "
+                f"and {wanted[1]}"
             )
+    return None
+
+
+def _check_entries(found: Mapping[str, NumpyArray], index: int, template: Template) -> None:
+    """Raise ValueError or KeyError unless the entries of an array are those that `save` writes for it."""
+    like = _storable(template.empty(index))
+    wanted = {f"values.{index}": (like.shape, like.dtype)}
+    if _is_remembered(template, index):
+        wanted |= {name: (like.shape, like.dtype) for slot in _SLOTS if (name := f"{slot}.{index}") in found}
+        begins = found[f"blocks.{index}"]
+        wanted |= {f"blocks.{index}": ((begins.size,), np.dtype(np.int64))}
+        wanted |= {f"counters.{index}": ((begins.size,), np.dtype(np.uint64))}
+    for name, (shape, dtype) in wanted.items():
+        if (found[name].shape, found[name].dtype) != (shape, dtype):
+            raise ValueError(
+                f"{name} has the shape {found[name].shape} and elements of {found[name].dtype}, not {shape} and {dtype}"
+            )
+    if _is_remembered(template, index) and like.size and not (begins.size and begins[0] == 0):
+        raise ValueError(f"blocks.{index} does not begin with 0")
+
+
+def _is_remembered(template: Template, index: int) -> bool:
+    """Return whether rules can remember something of an array."""
+    return template.dtypes[index].name in ("float32", "float64")
+
+
+def _storable(values: NumpyArray) -> NumpyArray:
+    """Return elements of types that NumPy lacks as integers: the file could not be read otherwise."""
+    return values if values.dtype.isbuiltin == 1 else values.view(f"u{values.itemsize}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -79,14 +80,13 @@ class ParameterServer:
         self._connected: list[Connected] = []
         self._arrays: list[Array] = []
         self._prefetched: tuple[list[NumpyArray], Handle] | None = None
+        self._lock = threading.Lock()  # of `_prefetched`
         self._updates: dict[Any, tuple[Update, bool]] = {}  # to describe one costs several microseconds
         self._why_closed = "it was not made"
         self._set = global_process_set if process_set is None else process_set
         set_id = registered_id(self._set)
-        check_name(name, "ParameterServer")
         self.name = f"parameters.{_unnamed.next(set_id)}" if name is None else name
-        self._settings = load_settings()
-        reports = self._agree(lambda: self._prepare(value, servers, init, root, staleness, payload))
+        reports = self._agree(lambda: self._prepare(value, name, servers, init, root, staleness, payload))
         self._check_alike([report[0] for report in reports])
         self._agree(lambda: self._make([report[1] for report in reports], min(report[2] for report in reports)))
 
@@ -106,9 +106,11 @@ class ParameterServer:
         return [made for _, made in reports]
 
     def _prepare(
-        self, value: Any, servers: Any, init: Any, root: Any, staleness: Any, payload: Any
+        self, value: Any, name: Any, servers: Any, init: Any, root: Any, staleness: Any, payload: Any
     ) -> tuple[dict[str, Any], Address | None, int]:
         """Check the arguments, and begin to serve; return what must be alike, where this rank serves, and a number."""
+        check_name(name, "ParameterServer")
+        self._settings = load_settings()
         template = self._template = Template(value, self.name)
         self._staleness = None if staleness is None else _not_negative(staleness, "staleness", self.name)
         if payload not in _PAYLOADS:
@@ -220,12 +222,12 @@ class ParameterServer:
             ValueError: There is no such rule, it has other arguments, the shapes or element types differ, or this
                 object is closed. Nothing was sent.
         """
-        self._check_open()
+        arrays = self._open_arrays()
         update, has_payload = self._update(rule, arguments)
         if not has_payload:
-            sizes = zip(self._arrays, self._template.sizes, strict=True)
+            sizes = zip(arrays, self._template.sizes, strict=True)
             return Handle([array.send(update, 0, size, 0, None) for array, size in sizes])
-        sent = zip(self._arrays, self._template.sendable(value, "send"), strict=True)
+        sent = zip(arrays, self._template.sendable(value, "send"), strict=True)
         return Handle([array.send(update, 0, each.size, address(each), each) for array, each in sent])
 
     def receive(self, out: Any = None) -> Handle:
@@ -241,14 +243,14 @@ class ParameterServer:
             TypeError: `out` is not an array or a list of arrays.
             ValueError: The shapes or element types differ, an array cannot be written, or this object is closed.
         """
-        self._check_open()
-        template = self._template
+        arrays, template = self._open_arrays(), self._template
         targets = None if out is None else template.writable(out, "receive")
-        prefetched, self._prefetched = self._prefetched, None
+        with self._lock:
+            prefetched, self._prefetched = self._prefetched, None
         if targets is None:
-            memory, handle = prefetched or self._begin_receive(template.empty_all())
+            memory, handle = prefetched or self._begin_receive(arrays, template.empty_all())
             return handle.then(lambda _: template.wrap(memory))
-        memory, handle = prefetched or self._begin_receive([in_memory(each) for each in targets])
+        memory, handle = prefetched or self._begin_receive(arrays, [in_memory(each) for each in targets])
         return handle.then(lambda _: written(out, targets, memory))
 
     def prefetch(self) -> None:
@@ -257,9 +259,10 @@ class ParameterServer:
         Raises:
             ValueError: This object is closed.
         """
-        self._check_open()
-        if self._prefetched is None:
-            self._prefetched = self._begin_receive(self._template.empty_all())
+        arrays = self._open_arrays()
+        with self._lock:
+            if self._prefetched is None:
+                self._prefetched = self._begin_receive(arrays, self._template.empty_all())
 
     def send_rows(self, indices: Any, rows: Any, rule: str = "add", **arguments: float) -> Handle:
         """Update some rows of the array, such as those of an embedding. Only for a single array.
@@ -269,17 +272,17 @@ class ParameterServer:
                 updated twice.
             rows: An array with these rows, one after the other. It must not be changed before the handle is complete.
             rule: As for `send`. What "momentum" and "adam" remember is that of the elements; "adam" counts updates by
-                blocks of 65536 elements.
+                blocks of 65536 elements, and sent rows of more than 1 MiB are an update for each part of up to 1 MiB.
             **arguments: The arguments of the rule.
 
         Raises:
             TypeError: `rows` is not an array, or the indices are not integers.
             ValueError: An index is not that of a row, the shape or element type differs, or as for `send`.
         """
-        self._check_open()
+        (array, *_) = self._open_arrays()
         update, has_payload = self._update(rule, arguments)
         chosen, shape, length = self._template.rows(indices, "send_rows")
-        array, picked = self._arrays[0], Rows(address(chosen), chosen.size)
+        picked = Rows(address(chosen), chosen.size)
         if not has_payload:
             return Handle([array.send_rows(update, picked, length, 0, None)])
         memory = in_memory(self._template.match(rows, 0, "send_rows", shape))
@@ -296,15 +299,14 @@ class ParameterServer:
             TypeError: `out` is not an array, or the indices are not integers.
             ValueError: An index is not that of a row, the shape or element type differs, or this object is closed.
         """
-        self._check_open()
-        template = self._template
+        (array, *_), template = self._open_arrays(), self._template
         chosen, shape, length = template.rows(indices, "receive_rows")
         picked = Rows(address(chosen), chosen.size)
         target = None if out is None else template.match(out, 0, "receive_rows", shape)
         if target is not None:
             check_distinct([target], "receive_rows")
         memory = template.empty(0, shape) if target is None else in_memory(target)
-        handle = Handle([self._arrays[0].receive_rows(picked, length, address(memory), memory)])
+        handle = Handle([array.receive_rows(picked, length, address(memory), memory)])
         if target is None:
             return handle.then(lambda _: template.wrap([memory]))
         return handle.then(lambda _: written(out, [target], [memory]))
@@ -319,10 +321,10 @@ class ParameterServer:
         Raises:
             ValueError: `staleness` was not given, or this object is closed.
         """
-        self._check_open()
+        (first, *_) = self._open_arrays()
         if self._staleness is None:
             raise ValueError(f"{self.name}: tick() needs staleness=..., which the constructor takes")
-        return Handle([self._arrays[0].tick(self._staleness)])
+        return Handle([first.tick(self._staleness)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the elements, and what the rules remember, to a file. One rank calls it, between updates of the others.
@@ -337,8 +339,7 @@ class ParameterServer:
             HorovodInternalError: A server is lost.
             ValueError: This object is closed.
         """
-        self._check_open()
-        _checkpoint.save(path, self._arrays, self._template, self._parts)
+        _checkpoint.save(path, self._open_arrays(), self._template, self._parts)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore what `save` has written, with any number of servers. One rank calls it, between the others' updates.
@@ -352,12 +353,11 @@ class ParameterServer:
             ValueError: It has other shapes or element types, or this object is closed. Nothing was changed.
             HorovodInternalError: A server is lost.
         """
-        self._check_open()
-        _checkpoint.load(path, self._arrays, self._template, self._parts, self.name)
+        _checkpoint.load(path, self._open_arrays(), self._template, self._parts, self.name)
 
-    def _begin_receive(self, memory: list[NumpyArray]) -> tuple[list[NumpyArray], Handle]:
-        arrays = zip(self._arrays, memory, strict=True)
-        return memory, Handle([array.receive(0, each.size, address(each), each) for array, each in arrays])
+    def _begin_receive(self, arrays: Sequence[Array], memory: list[NumpyArray]) -> tuple[list[NumpyArray], Handle]:
+        pairs = zip(arrays, memory, strict=True)
+        return memory, Handle([array.receive(0, each.size, address(each), each) for array, each in pairs])
 
     # The end.
 
@@ -374,23 +374,28 @@ class ParameterServer:
             self.end()
             return
         try:
-            if self._staleness is not None:
-                Handle([self._arrays[0].leave_clocks()]).wait()  # others that are ahead do not wait for this rank
-            barrier(process_set=self._set)  # no rank is in the middle of a call any more
             try:
-                if basics.rank() == self._ranks[0]:
-                    Handle([array.remove() for array in self._arrays]).wait()
+                if self._staleness is not None:
+                    Handle([self._arrays[0].leave_clocks()]).wait()  # others that are ahead do not wait for this rank
             finally:
-                barrier(process_set=self._set)  # every rank is still there to free its part
+                self._remove()
         finally:
             self.end()
+
+    def _remove(self) -> None:
+        """Free the parts, together with the other ranks."""
+        barrier(process_set=self._set)  # no rank is in the middle of a call any more
+        try:
+            if basics.rank() == self._ranks[0]:
+                Handle([array.remove() for array in self._arrays]).wait()
+        finally:
+            barrier(process_set=self._set)  # every rank is still there to free its part
 
     def end(self) -> None:
         """End this rank's connections, without the other ranks; for the end of the job."""
         self._why_closed = self._why_closed or "it was closed"
         self._prefetched = None
-        while self._arrays:
-            self._arrays.pop().close()
+        self._arrays = []
         while self._connected:
             parameters.remove_server(self._connected.pop().number)
 
@@ -409,9 +414,12 @@ class ParameterServer:
 
     # Checks.
 
-    def _check_open(self) -> None:
+    def _open_arrays(self) -> list[Array]:
+        """Return the arrays of the core, which exist as long as the caller has them, also if another thread closes."""
+        arrays = self._arrays  # before the check: `end` says that it is closed before it takes them away
         if self._why_closed:
             raise ValueError(f"{self.name} cannot be used: {self._why_closed}; make a new ParameterServer")
+        return arrays
 
     def _update(self, rule: Any, arguments: Mapping[str, Any]) -> tuple[Update, bool]:
         """Return the update for the core, and whether elements are sent with it."""

@@ -140,6 +140,10 @@ class Listener:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         if identity.job != _JOB:
             return "a server of parameters listens here"
+        try:
+            ensure_descriptors(8, "the connections of a server of parameters")
+        except RendezvousError as error:
+            return str(error)
         salt = self._salts[connection] = secrets.token_bytes(_SALT_BYTES)
         hello = {"host": self._facts.identity, "pid": os.getpid(), "salt": salt.hex(), "rules": sorted(self._rules())}
         self._server.send(connection, {**hello, "seal": self._settings.seal_data})
@@ -153,15 +157,15 @@ class Listener:
             salts = bytes.fromhex(message["salt"]) + self._salts.pop(connection)
             if len(salts) != 2 * _SALT_BYTES or not 0 <= pid < 1 << 31:
                 raise ValueError("salt, pid")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
+        except Exception as error:  # whatever a peer sends ends its own connection, and no other
+            raise ProtocolError(f"it sent an invalid message ({type(error).__name__})") from None
         with contextlib.ExitStack() as stack:
             memory_fd, problem = -1, ""
             if memory is not None:
                 try:
                     memory_fd = _open(memory)
                     stack.callback(os.close, memory_fd)
-                except (OSError, RendezvousError, ValueError, TypeError, KeyError) as error:
+                except Exception as error:
                     problem = str(error)
             # The core gets another descriptor. The client sends nothing before it has this answer.
             handed = stack.enter_context(connection.socket.dup())
@@ -189,7 +193,7 @@ def _open(memory: Mapping[str, Any]) -> int:
     token = bytes.fromhex(memory["token"])
     if len(token) != TOKEN_BYTES:
         raise ValueError("the token is too short")
-    descriptor = open_and_verify(str(memory["path"]), parameters.segment_bytes(), token, 0)
+    descriptor = open_and_verify(str(memory["path"]), parameters.segment_bytes(), token, 0, is_sealed=True)
     os.pwrite(descriptor, bytes(TOKEN_BYTES), 0)
     return descriptor
 
@@ -243,7 +247,7 @@ class Client:
     def _introduce(self, channel: ClientChannel, server: str, key: JobKey, deadline: float) -> Connected:
         hello = json.loads(channel.receive(deadline))
         if "refused" in hello:
-            raise RendezvousError(f"{server} has refused this client: {hello['refused']}")
+            raise RendezvousError(f"{server} has rejected this client: {hello['refused']}")
         salt = secrets.token_bytes(_SALT_BYTES)
         with _memory(tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
             pid = os.getpid() if memory_fd >= 0 else 0
@@ -264,7 +268,7 @@ def _memory(is_same_host: bool) -> Iterator[tuple[int, dict[str, str] | None]]:
     """Make shared memory for a connection; yield its descriptor, and how the server finds it: -1 and None without."""
     memory_fd, offer = -1, None
     if is_same_host:
-        with contextlib.suppress(OSError, AttributeError):  # then the bytes go through the socket
+        with contextlib.suppress(OSError, AttributeError, RendezvousError):  # then the bytes go through the socket
             memory_fd = make_memfd(parameters.segment_bytes())
             offer = {"path": f"/proc/{os.getpid()}/fd/{memory_fd}", "token": write_token(memory_fd).hex()}
     try:

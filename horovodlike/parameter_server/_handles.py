@@ -12,7 +12,8 @@ from horovodlike._engine import parameters
 class Handle:
     """A call to servers that may not be complete. Any thread; several may wait.
 
-    A handle may be dropped without a wait: its call continues.
+    A handle may be dropped without a wait: its call continues. While more than 1024 such calls are not complete, a
+    further call waits for the oldest one.
     """
 
     def __init__(self, calls: Sequence[int]) -> None:
@@ -44,7 +45,7 @@ class Handle:
         Raises:
             TimeoutError: The call is not complete in time. It continues, and `wait` may be called again.
             HorovodInternalError: A server is lost; the message names it.
-            ValueError: A server has refused the call, or an update rule of the user has raised an error there.
+            ValueError: A server has rejected the call, or an update rule of the user has raised an error there.
         """
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"the servers have not carried out the call within {timeout:g} s")

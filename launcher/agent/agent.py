@@ -76,6 +76,7 @@ class Agent:
         self._grace_period = GRACE_S
         self._elastic = False  # an elastic job: ranks come and go, and their numbers are those of workers
         self._rank_of: dict[int, int] = {}  # process id -> rank, of the ranks that run
+        self._servers: set[int] = set()  # the numbers, among those of ranks, of servers of parameters
         self._left: dict[int, tuple[int, int]] = {}  # pid of an exited rank -> rank, status; until its group is empty
         self._streams: dict[int, tuple[int, FrameKind]] = {}  # descriptor -> rank, stream
         self._paused = False
@@ -218,6 +219,7 @@ class Agent:
         common = own | {to_native(name): to_native(value) for name, value in plan["environ"].items()}
         self._elastic = plan["elastic"]
         self._grace_period = plan["grace_period"]
+        self._servers.update(entry["rank"] for entry in plan["ranks"] if entry["is_server"])
         for entry in plan["ranks"]:
             environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
             start = Start(
@@ -381,7 +383,8 @@ class Agent:
             send_signal(pid, signal.SIGCONT)
 
     def _pass_on(self, signum: int, grace: float) -> None:
-        for pid in self._rank_of:
+        # Servers stay: a rank may send or save something before it ends. The launcher ends them after the ranks.
+        for pid in [pid for pid, rank in self._rank_of.items() if rank not in self._servers]:
             # SIGINT goes to the whole process group, as from a terminal. Other signals go to the rank alone, so that it
             # can act upon them while its helper processes (such as data loaders) still run.
             send_signal(-pid if signum == signal.SIGINT else pid, signum)

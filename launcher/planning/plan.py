@@ -47,7 +47,7 @@ class RankPlan:
 
     Attributes:
         rank: The rank.
-        local_rank: Its number on its host.
+        local_rank: Its number on its host; -1 for a server of parameters.
         environ: Its variables besides the environment that all ranks have.
         command: The words that it executes.
         cpus: The logical processors that it is bound to, or None.

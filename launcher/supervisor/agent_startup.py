@@ -225,6 +225,7 @@ def start_message(
             "environ": texts(plan.environ),
             "command": [text(word) for word in plan.command],
             "cpus": plan.cpus,
+            "is_server": plan.local_rank < 0,
         }
         for plan in plans
     ]

@@ -70,8 +70,8 @@ class Job(Supervisor):
             network_timeout: How long another host may be silent, in seconds.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
-            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended; the job ends if one of
-                them exits before.
+            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal; the
+                job ends if one of them exits before.
         """
         super().__init__(output, wakeup)
         self._connections = AgentConnections(connections, self, output, network_timeout)
@@ -86,6 +86,7 @@ class Job(Supervisor):
         self._failures: list[Failure] = []
         self._failed_at: float | None = None
         self._ended = False
+        self._servers_ended = False
         self._decided = False
 
     def run(self) -> Outcome:
@@ -164,7 +165,7 @@ class Job(Supervisor):
         self._output.finish(rank)
         self._explain(f"{self._name(rank)} ended with status {status}")
         if (server := server_of(rank, self._num_ranks)) is not None:
-            if not self._ended:
+            if not self._ended and self._a_rank_runs():
                 host = self._connection_of[rank].host
                 how = failure_attribution.how_it_ended(server, pid, status, host, "server")
                 self._blame(f"{how}, and the ranks need it")
@@ -235,7 +236,7 @@ class Job(Supervisor):
         if self._failed_at is None:
             return
         settled = time.monotonic() >= self._failed_at + failure_attribution.SETTLE_S
-        over = settled or not any(map(self._is_rank, self._running))
+        over = settled or not self._a_rank_runs()
         if not self._decided:
             failure, reason = failure_attribution.choose(self._failures, over or self._ended)
             if failure is not None:
@@ -247,9 +248,13 @@ class Job(Supervisor):
             self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _end_servers(self) -> None:
-        if self._running and not self._ended and not any(map(self._is_rank, self._running)):
+        if self._running and not self._servers_ended and not self._a_rank_runs():
+            self._servers_ended = self._ended = True
             self._explain("all ranks have ended: ending the servers")
-            self._have_ended(signal.SIGTERM)
+            self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
+
+    def _a_rank_runs(self) -> bool:
+        return any(map(self._is_rank, self._running))
 
     def _is_rank(self, number: int) -> bool:
         return server_of(number, self._num_ranks) is None

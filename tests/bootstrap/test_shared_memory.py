@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import subprocess
@@ -229,10 +230,10 @@ def test_ranks_that_can_share_memory_stay_together(
         here.reaches = (rank in outside) == (beside[0] in outside)
         return NUM_BYTES + len(beside)
 
-    def open_and_verify(*arguments: Any) -> int:  # noqa: ANN401
+    def open_and_verify(*arguments: Any, **named: Any) -> int:  # noqa: ANN401
         if not here.reaches:
             raise OSError(errno.ENOENT, "another container's")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(shared_memory, "open_and_verify", open_and_verify)
     segments = open_all("aaaaab", num_bytes)
@@ -251,6 +252,23 @@ def test_memory_of_another_size_or_kind(tmp_path: Path) -> None:
     for path in (tmp_path / "small", tmp_path / "pipe", tmp_path):
         with pytest.raises(RendezvousError, match="is not the memory of local rank 0"):
             shared_memory.open_and_verify(str(path), 4096, bytes(32), 0)
+
+
+def test_memory_that_another_process_could_shrink() -> None:
+    for seals, error in ((0, "is not sealed"), (fcntl.F_SEAL_SHRINK, None)):
+        memory = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, 4096)
+            token = shared_memory.write_token(memory)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+            path = f"/proc/self/fd/{memory}"
+            if error is not None:
+                with pytest.raises(RendezvousError, match=error):
+                    shared_memory.open_and_verify(path, 4096, token, 0, is_sealed=True)
+            else:
+                os.close(shared_memory.open_and_verify(path, 4096, token, 0, is_sealed=True))
+        finally:
+            os.close(memory)
 
 
 def test_different_sizes(open_all: OpenAll) -> None:

@@ -113,6 +113,21 @@ def test_node_0_blames_who_talks_nonsense(
     assert outcome.results == {}
 
 
+@pytest.mark.parametrize("rank_runs", [True, False])
+def test_a_server_is_blamed_while_a_rank_runs(
+    output: RankOutput, wakeup: Wakeup, connect: Connect, rank_runs: bool
+) -> None:
+    agent, its_end = connect(1)
+    job = Job({agent: [0, 1]}, output, wakeup, num_ranks=1)
+    exits = [(0, encode_exit(1, 0)), (1, encode_exit(2, -11))]
+    for number, status in reversed(exits) if rank_runs else exits:
+        its_end.send(FrameKind.EXITED, number, status)
+    its_end.send(FrameKind.CLEAN)
+    outcome = job.run()
+    assert outcome.exit_code == (AGENT_FAILED if rank_runs else 0)
+    assert (outcome.trouble is not None) == rank_runs
+
+
 def test_a_node_ends_its_ranks_when_node_0_is_done_with_it(
     output: RankOutput, wakeup: Wakeup, connect: Connect
 ) -> None:

@@ -181,6 +181,39 @@ def test_servers_end_with_the_ranks(launch: Callable[..., Launch], how: str) -> 
     assert ended.code == (3 if how == "fails" else 130)
 
 
+def test_ranks_use_the_servers_after_sigterm(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """As on preemption: the servers are there until the last rank has ended."""
+    job = launch(
+        "-np 2 --servers 2 --verbose",
+        """
+        server = ParameterServer(np.zeros(1000))
+
+        def end(signum, frame):
+            server.send(np.ones(1000)).wait()
+            server.close()
+            with ParameterServer(np.ones(5)) as other:
+                if rank == 0:
+                    other.save(os.path.join(os.path.dirname(__file__), "saved"))
+                hvd.barrier()
+            print("saved", flush=True)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        hvd.barrier()
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+    """,
+    )
+    job.expect(b"ready", 2)
+    job.signal(signal.SIGTERM)
+    ended = job.finish()
+    assert ended.code == 128 + signal.SIGTERM
+    assert ended.out.count(b"saved") == 2, ended.err
+    assert (tmp_path / "saved").exists()
+    assert "all ranks have ended: ending the servers" in ended.err
+
+
 def test_output_of_servers(run: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("import sys\nprint('hello', {'torch', 'tensorflow', 'keras'} & {*sys.modules})")
     job = run("-np 1 --servers 2 --server-module loud --output-filename logs", "ParameterServer(np.zeros(5))")

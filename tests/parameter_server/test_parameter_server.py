@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import horovodlike as hvd
+from horovodlike._engine import parameters
 from horovodlike._engine.types import DType
 from horovodlike.parameter_server import ParameterServer, register_rule
 from horovodlike.parameter_server._sharding import Part, blocks, split
@@ -443,3 +445,59 @@ def _every_dtype(folder):
 
 def test_every_dtype(ranks, tmp_path):
     ranks(2).run(_every_dtype, str(tmp_path))
+
+
+def _fire_and_forget():
+    """Sends whose handles are dropped: those that wait for a server are bounded, and freed when it goes on."""
+    goes_on, kept = threading.Event(), parameters._MOST_ABANDONED
+
+    def wait(values, pushed):
+        goes_on.wait(30)
+
+    register_rule("wait", wait)
+    with ParameterServer(np.zeros(8)) as server:
+        lengths = []
+
+        def send():
+            for _ in range(kept + 100):
+                server.send(np.ones(8))
+                lengths.append(len(parameters._abandoned))
+
+        server.send(np.ones(8), "wait")
+        sender = threading.Thread(target=send)
+        sender.start()
+        while sender.is_alive() and len(parameters._abandoned) <= kept:
+            os.sched_yield()
+        goes_on.set()
+        sender.join(30)
+        assert kept <= max(lengths) <= kept + 1
+        assert (server.receive().wait(30) == kept + 100).all()
+        server.send(np.ones(8)).wait(30)
+        assert not parameters._abandoned and not parameters._lent
+
+
+def test_sends_that_no_thread_waits_for(ranks):
+    ranks(1).run(_fire_and_forget)
+
+
+def _one_prefetch_for_two_threads():
+    """Of two threads that receive at once, one gets what was prefetched, and the other one memory of its own."""
+    with ParameterServer(np.zeros(100)) as server:
+        for _ in range(200):
+            server.prefetch()
+            begun, got = threading.Barrier(2), []
+
+            def receive(begun=begun, got=got):
+                begun.wait()
+                got.append(server.receive().wait(30))
+
+            threads = [threading.Thread(target=receive) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert not np.shares_memory(*got)
+
+
+def test_a_prefetch_is_for_one_thread(ranks):
+    ranks(1).run(_one_prefetch_for_two_threads)

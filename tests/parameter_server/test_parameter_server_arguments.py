@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import horovodlike as hvd
+from horovodlike._engine.parameters import Array, Remembered
 from horovodlike.errors import MismatchError, StateFileError
 from horovodlike.parameter_server import ParameterServer, register_rule
 
@@ -119,6 +120,8 @@ def _refused_constructions():
         ParameterServer(value, name="ps")
     if rank != 1:
         assert "ps: rank 1 cannot take part: TypeError: ps: expected a NumPy array" in str(raised.value)
+    with pytest.raises(TypeError if rank == 1 else MismatchError, match="name must be a string or None"):
+        ParameterServer(np.zeros(5), name=5 if rank == 1 else "ps")
     with ParameterServer(np.zeros(5)) as server:  # all ranks are still together
         server.send(np.ones(5)).wait()
 
@@ -238,3 +241,66 @@ def _damaged(path, folder):
 
 def test_a_full_disk_and_damaged_files(ranks, tmp_path):
     ranks(2).run(_damaged, str(tmp_path / "parameters.npz"), str(tmp_path))
+
+
+def _tampered(path):
+    """A file whose entries do not go together is refused; nothing is sent, and no memory beside it is read."""
+    with ParameterServer([np.arange(100_000.0), np.arange(5)], name="ps") as server:
+        if hvd.rank() == 0:
+            server.send([np.ones(100_000), np.zeros(5, int)], "copy").wait()
+            server.save(path)
+            with np.load(path) as file:
+                good = dict(file)
+            assert not [name for name in good if name.startswith("slot")]
+            slots = {"slot_0.0": np.ones(100_000), "slot_1.0": np.ones(100_000)}
+            for name, value, shown in (
+                ("dtypes", None, "dtypes"),
+                ("values.1", None, "values.1"),
+                ("counters.0", None, "counters.0"),
+                ("blocks.0", None, "blocks.0"),
+                ("values.0", good["values.0"].astype(np.float32), "values.0 has the shape .* float32, not .* float64"),
+                ("values.1", good["values.1"].astype(np.int8), "values.1 has the shape .* int8, not .* int64"),
+                ("slot_0.0", np.ones(1), r"slot_0.0 has the shape \(1,\)"),
+                ("slot_1.0", slots["slot_1.0"].astype(np.float32), "slot_1.0 has the shape .* float32"),
+                ("counters.0", good["counters.0"][:1], r"counters.0 has the shape \(1,\)"),
+                ("counters.0", good["counters.0"].astype(np.int32), "counters.0 has the shape .* int32"),
+                ("blocks.0", good["blocks.0"] + 1, "blocks.0 does not begin with 0"),
+                ("blocks.0", good["blocks.0"][:0], "counters.0 has the shape"),
+            ):
+                entries = {key: each for key, each in (good | slots | {name: value}).items() if each is not None}
+                with open(path, "wb") as file:
+                    np.savez(file, **entries)
+                with pytest.raises(StateFileError, match=f"is damaged, or was not written by .*{shown}"):
+                    server.load(path)
+            first, second = server.receive().wait()
+            assert (first == 1).all() and not second.any()
+        hvd.barrier()
+
+
+def test_files_whose_entries_do_not_go_together(ranks, tmp_path):
+    ranks(2).run(_tampered, str(tmp_path / "parameters.npz"))
+
+
+def _slots_of_the_file(path):
+    """A file without slots makes those of the servers zeros, and none where there are none."""
+    ones = np.ones(100_000)
+    with ParameterServer(np.zeros(100_000)) as server:
+        if hvd.rank() == 0:
+            server.save(path)
+            sent, original = [], Array.send_state
+            Array.send_state = lambda self, state, *args: sent.append(state) or original(self, state, *args)
+            try:
+                server.load(path)
+                assert sent == [Remembered.COUNTERS]
+                server.send(ones, "momentum", lr=1, momentum=0.5).wait()
+                server.load(path)
+                assert sorted(sent[1:]) == [Remembered.SLOT_0, Remembered.COUNTERS]
+            finally:
+                Array.send_state = original
+            server.send(ones, "momentum", lr=1, momentum=0.5).wait()
+            assert (server.receive().wait() == -1).all()
+        hvd.barrier()
+
+
+def test_a_file_without_slots(ranks, tmp_path):
+    ranks(2).run(_slots_of_the_file, str(tmp_path / "parameters.npz"))

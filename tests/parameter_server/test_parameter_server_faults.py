@@ -1,9 +1,13 @@
-"""Servers and clients that die or stop: clients get an error that names the server, in time, and others go on."""
+"""Servers and clients that die or stop: clients get an error that names the server, in time, and others continue."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -11,8 +15,12 @@ import numpy as np
 import pytest
 
 import horovodlike as hvd
-from horovodlike.errors import HorovodInternalError
-from horovodlike.parameter_server import ParameterServer
+from horovodlike import basics
+from horovodlike._engine import parameters
+from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey
+from horovodlike.errors import HorovodInternalError, RendezvousError
+from horovodlike.parameter_server import ParameterServer, _connections
+from horovodlike.parameter_server._connections import _JOB, Client, Listener, facts_of, load_settings
 
 LENGTH = 4 << 20
 
@@ -158,3 +166,105 @@ def test_a_killed_client_is_dropped_and_named(fresh_ranks):
         assert outcomes[rank].ok, outcomes[rank].error
         assert "a client of this parameter server is dropped" in pool.output(rank)
         assert "rank 2 on " in pool.output(rank) and "client of ps" in pool.output(rank)
+
+
+def _call_until_it_fails(server, begun, errors):
+    begun.wait()
+    try:
+        while True:
+            server.send(np.ones((50, 20)))
+            server.receive_rows([1, 2])
+    except (ValueError, HorovodInternalError) as error:
+        errors.append(str(error))
+
+
+def _ended_amid_calls():
+    """Threads are in calls while the object ends: they get an error, and use no memory that was freed."""
+    for _ in range(30):
+        server, begun, errors = ParameterServer(np.zeros((50, 20)), name="ps"), threading.Barrier(4), []
+        threads = [threading.Thread(target=_call_until_it_fails, args=(server, begun, errors)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        server.end()
+        for thread in threads:
+            thread.join(30)
+        assert len(errors) == 3
+        assert all("ps cannot be used: it was closed" in error or "server" in error for error in errors), errors
+
+
+def test_a_rank_that_ends_amid_its_calls(ranks):
+    ranks(1).run(_ended_amid_calls)
+
+
+def _failing_close():
+    """A rank that fails in close() does not leave the others waiting."""
+    server = ParameterServer(np.zeros(10), staleness=1)
+    if hvd.rank() == 1:
+
+        def fail():
+            raise HorovodInternalError("the clock is lost")
+
+        server._arrays[0].leave_clocks = fail
+        with pytest.raises(HorovodInternalError, match="the clock is lost"):
+            server.close()
+    else:
+        server.close()
+    hvd.barrier()
+
+
+def test_a_rank_that_fails_in_close(ranks):
+    ranks(2).run(_failing_close)
+
+
+def _bad_messages():
+    """Each ends the connection of the peer that has sent it; the next client is served."""
+    settings, lines = load_settings(), []
+    key, facts = JobKey.random(), facts_of(basics.place(), settings)
+    listener = Listener(key, "127.0.0.1", "the server", facts, settings, dict)
+    listener._warn = lines.append
+    good = {"name": "client", "pid": 0, "salt": "00" * 32, "memory": None}
+    bad = [{"pid": float("inf")}, {"pid": float("nan")}, {"pid": -1}, {"salt": "0"}, {"name": None, "pid": []}]
+    try:
+        for message in (b"\xff", b"[]", b"[" * 100_000, *(json.dumps(good | each).encode() for each in bad)):
+            deadline = time.monotonic() + 10
+            with socket.create_connection(listener.address[:2]) as connected:
+                channel = ClientChannel(connected, key, Identity(0, 1, _JOB), deadline)
+                channel.receive(deadline)
+                channel.send(message, deadline)
+                with pytest.raises(OSError):
+                    channel.receive(deadline)
+        while len(lines) < 3 + len(bad):  # the peer may see the end before
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        assert all("it sent an invalid message" in line for line in lines)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, hard))
+        try:
+            number = Client("late", facts, settings).connect(listener.address, key).number
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        parameters.remove_server(number)
+    finally:
+        listener.close()
+
+
+def test_what_a_peer_sends_ends_no_other_connection(ranks):
+    ranks(1).run(_bad_messages)
+
+
+def _too_little_memory():
+    def fail(num_bytes):
+        raise RendezvousError("there is too little memory")
+
+    made, _connections.make_memfd = _connections.make_memfd, fail
+    try:
+        with ParameterServer(np.zeros(10)) as server:
+            server.send(np.ones(10)).wait()
+    finally:
+        _connections.make_memfd = made
+
+
+def test_without_memory_to_share_the_socket_is_used(ranks):
+    ranks(2).run(_too_little_memory)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike.errors import MismatchError
 from horovodlike.torch.parameter_server import ParameterServer
 
 LR = 0.25  # powers of two and small integers: no sum is rounded
@@ -263,3 +264,56 @@ def test_defect_9_a_lost_server_is_an_error_of_each_rank_in_time(fresh_ranks, me
         failed, error = outcomes[rank].value
         assert failed - killed < 1.0
         assert "the parameter server of rank 1" in error
+
+
+def _fails_in_close() -> None:
+    def fail(accumulated: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        raise ArithmeticError("no update")
+
+    param = _make()
+    update = fail if hvd.rank() == 1 else "gradient"
+    optimizer = hvd.DownpourOptimizer(
+        torch.optim.SGD([param], lr=LR), init_delay=0, send_frequency=2, local_update=update
+    )
+    _step(optimizer, param, 4.0)
+    if hvd.rank() == 1:
+        with pytest.raises(ArithmeticError, match="no update"):
+            optimizer.close()
+    else:
+        optimizer.close()
+    assert optimizer.parameter_server is None
+    with pytest.raises(TypeError if hvd.rank() == 1 else MismatchError, match="expected a module with parameters"):
+        ParameterServer("text" if hvd.rank() == 1 else param)
+    hvd.barrier()
+
+
+def test_a_rank_that_fails_in_close_leaves_no_other_waiting(ranks):
+    ranks(2).run(_fails_in_close)
+
+
+def _begins_with_the_first_ranks_parameters() -> None:
+    """Rank 1 receives the first values when rank 0 would have made many steps, if it did not wait for rank 1."""
+    param = _make(hvd.rank())
+    if hvd.rank() == 1:
+        receive = ParameterServer.receive
+
+        def receive_late(self: ParameterServer, out: Any = None) -> Any:
+            ParameterServer.receive = receive  # type: ignore[method-assign]
+            deadline = time.monotonic() + 0.5
+            while time.monotonic() < deadline:
+                handle = receive(self, [torch.empty_like(param)])
+                handle.wait()
+            return receive(self, out)
+
+        ParameterServer.receive = receive_late  # type: ignore[method-assign]
+    optimizer = hvd.DownpourOptimizer(torch.optim.SGD([param], lr=LR), init_delay=0)
+    start = param.detach().clone()
+    if hvd.rank() == 0:
+        _step(optimizer, param, 4.0)
+        optimizer.flush()
+    assert torch.equal(start, torch.arange(5, dtype=torch.float64))
+    optimizer.close()
+
+
+def test_all_ranks_begin_with_the_first_ones_parameters(ranks):
+    ranks(2).run(_begins_with_the_first_ranks_parameters)

@@ -15,7 +15,7 @@ import torch
 
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet
-from horovodlike.torch.mpi_ops import allreduce, grouped_broadcast_
+from horovodlike.torch.mpi_ops import allreduce, barrier, grouped_broadcast_
 
 if TYPE_CHECKING:
     from horovodlike.torch.parameter_server import ParameterServer
@@ -71,7 +71,7 @@ class ServerExchange(ABC):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the warm-up is over."""
+        """True if the warm-up is over."""
         return self._steps >= 0
 
     def begin(self) -> None:
@@ -94,6 +94,8 @@ class ServerExchange(ABC):
         if self._is_client:
             self._values = [torch.empty_like(param, memory_format=torch.contiguous_format) for param in self._params]
         self.pull()
+        if process_set.included():
+            barrier(process_set=process_set)  # no rank sends before all have received
         if self._is_client and self._options.prefetch == self._options.update_frequency:
             self._receive()
 
@@ -154,10 +156,9 @@ class ServerExchange(ABC):
             try:
                 self._send_rest()
                 self._finish_send()
-            except BaseException:
-                self.end()
-                raise
-            server.close()
+            finally:  # the other ranks wait for this one in it
+                self.is_closed, self.server = True, None
+                server.close()
         self.is_closed, self.server = True, None
 
     def end(self) -> None:

@@ -24,7 +24,8 @@ namespace {
 // Guards current_node. A thread that holds it takes no other lock but those of the node.
 std::mutex node_mutex;
 std::shared_ptr<ParameterNode> current_node;
-UserRules user_rules;  // guarded by node_mutex
+bool is_stopping = false;  // guarded by node_mutex: current_node. No other one may complete handles beside it
+UserRules user_rules;      // guarded by node_mutex
 std::atomic<bool> is_child_of_node{false};
 
 // Never destroyed: a thread may still wait for a handle while the process exits.
@@ -83,6 +84,7 @@ template <typename Function>
 Status with_node(Function&& function) {
   const std::lock_guard<std::mutex> lock(node_mutex);
   if (is_child_of_node) return no_node();
+  if (is_stopping) return Status(HVL_SHUT_DOWN, "this process is just stopping its parameter servers and clients");
   handle_forks();
   if (current_node == nullptr) {
     current_node = std::make_shared<ParameterNode>(&node_handles());
@@ -210,9 +212,13 @@ int32_t hvl_parameters_stop(void) {
     std::shared_ptr<hvl::ParameterNode> ending;
     {
       const std::lock_guard<std::mutex> lock(hvl::node_mutex);
-      ending = std::exchange(hvl::current_node, nullptr);
+      if (hvl::current_node == nullptr || std::exchange(hvl::is_stopping, true)) return hvl::Status();
+      ending = hvl::current_node;
     }
-    if (ending != nullptr) ending->stop();
+    ending->stop();
+    const std::lock_guard<std::mutex> lock(hvl::node_mutex);
+    hvl::current_node = nullptr;
+    hvl::is_stopping = false;
     return hvl::Status();
   });
 }

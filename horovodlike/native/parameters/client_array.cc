@@ -1,6 +1,7 @@
 #include "parameters/client_array.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -23,10 +24,22 @@ Status check_memory(const void* elements, bool is_needed) {
 uint64_t blocks_of(uint64_t count) { return (count + kBlockElements - 1) / kBlockElements; }
 
 template <class T>
-void add_to(char* to, const char* from, uint64_t count) {
+void add(char* to, const char* from, double factor, uint64_t count) {
   auto* sums = reinterpret_cast<T*>(to);
   const auto* numbers = reinterpret_cast<const T*>(from);
-  for (uint64_t i = 0; i < count; ++i) sums[i] += numbers[i];
+  for (uint64_t i = 0; i < count; ++i) sums[i] += static_cast<T>(factor * static_cast<double>(numbers[i]));
+}
+
+void add_to(char* to, DataType dtype, const char* from, double factor, uint64_t count) {
+  dtype == HVL_FLOAT32 ? add<float>(to, from, factor, count) : add<double>(to, from, factor, count);
+}
+
+// True if the rule adds the pushed elements, times a factor, to the values.
+bool find_factor(const Update& update, double* factor) {
+  *factor = 1;
+  if (update.rule == Rule::kScaleAdd) *factor = update.arguments[0];
+  if (update.rule == Rule::kSgd) *factor = -update.arguments[0];
+  return update.rule == Rule::kAdd || update.rule == Rule::kScaleAdd || update.rule == Rule::kSgd;
 }
 
 }  // namespace
@@ -290,7 +303,7 @@ void ClientArray::pack(const Conversion& conversion, const Run& run, const char*
       }
       elements = gathered.get();
     }
-    convert(conversion, run.in_array, elements, count, memory.get() + num_range_bytes);
+    convert(piece->command.update, conversion, run.in_array, elements, count, memory.get() + num_range_bytes);
     piece->command.format = conversion.payload;
   }
   piece->command.num_ranges = static_cast<uint32_t>(run.in_shard.size());
@@ -301,29 +314,33 @@ void ClientArray::pack(const Conversion& conversion, const Run& run, const char*
 }
 
 // An error that is fed back is taken out of the residual: elements that are sent twice get it once.
-void ClientArray::convert(const Conversion& conversion, const std::vector<Range>& in_array, const char* elements,
-                          uint64_t count, char* converted) {
+void ClientArray::convert(const Update& update, const Conversion& conversion, const std::vector<Range>& in_array,
+                          const char* elements, uint64_t count, char* converted) {
   const uint64_t width = size_of(dtype_);
   if (conversion.payload == HVL_PAYLOAD_FULL) {
     std::memcpy(converted, elements, count * width);
     return;
   }
-  if (!conversion.feeds_errors_back) return narrow(conversion.payload, dtype_, elements, count, nullptr, converted);
+  double factor = 1;
+  const bool adds = find_factor(update, &factor);
+  if (!conversion.feeds_errors_back || !std::isfinite(1 / factor)) {  // a factor of 0: no error has an effect
+    return narrow(conversion.payload, dtype_, elements, count, nullptr, converted);
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (residual_.empty()) residual_.resize(count_ * width);
+  std::vector<char>& residual = residuals_[{adds ? Rule::kAdd : update.rule, update.name}];
+  if (residual.empty()) residual.resize(count_ * width);
   std::vector<char> errors(count * width);
   char* next = errors.data();
   for (const Range& each : in_array) {
-    char* kept = residual_.data() + each.offset * width;
-    std::memcpy(next, kept, each.count * width);
+    char* kept = residual.data() + each.offset * width;
+    add_to(next, dtype_, kept, 1 / factor, each.count);
     std::memset(kept, 0, each.count * width);
     next += each.count * width;
   }
   narrow(conversion.payload, dtype_, elements, count, errors.data(), converted);
   next = errors.data();
   for (const Range& each : in_array) {
-    char* kept = residual_.data() + each.offset * width;
-    dtype_ == HVL_FLOAT32 ? add_to<float>(kept, next, each.count) : add_to<double>(kept, next, each.count);
+    add_to(residual.data() + each.offset * width, dtype_, next, factor, each.count);
     next += each.count * width;
   }
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parameters/client_request.h"
@@ -71,16 +73,18 @@ class ClientArray {
   Status check_elements(int64_t offset, int64_t count, bool has_memory, const void* elements) const;
   // Returns the payload of a push: the ranges, if it has some, and the elements in `format`.
   void pack(const Conversion& conversion, const Run& run, const char* elements, RequestPiece* piece);
-  void convert(const Conversion& conversion, const std::vector<Range>& in_array, const char* elements, uint64_t count,
-               char* converted);
+  void convert(const Update& update, const Conversion& conversion, const std::vector<Range>& in_array,
+               const char* elements, uint64_t count, char* converted);
 
   uint64_t id_ = 0;
   DataType dtype_ = HVL_FLOAT32;
   uint64_t num_clients_ = 0;
   std::vector<Place> shards_;
   uint64_t count_ = 0;
-  std::mutex mutex_;            // a leaf lock
-  std::vector<char> residual_;  // guarded by mutex_; empty until it is needed
+  std::mutex mutex_;  // a leaf lock
+  // Guarded by mutex_. By rule and its name: what conversions have taken from the elements. Those of the rules that add
+  // share one, of what is missing in the values.
+  std::map<std::pair<Rule, std::string>, std::vector<char>> residuals_;
 };
 
 }  // namespace hvl

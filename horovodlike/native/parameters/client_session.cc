@@ -60,6 +60,7 @@ Status ClientSession::on_batch(Bytes batch) {
     const bool fits =
         found != pending_.end() && (found->second->command.kind != Command::Kind::kPull || !reply.status.ok());
     if (!fits) return wrong("a reply to no command");
+    if (found->second->is_coming) return wrong("an error behind the elements");
     if (is_large(*found->second) && !found->second->is_sent) return wrong("a reply before it has the elements");
     if (!reply.status.ok()) reply.status = Status(reply.status.code(), peer() + ": " + reply.status.message());
     end(reply.number, reply.status);
@@ -71,7 +72,7 @@ Status ClientSession::on_batch(Bytes batch) {
 Status ClientSession::on_elements(uint64_t number, uint64_t num_bytes) {
   const auto found = pending_.find(number);
   if (found == pending_.end() || found->second->command.kind != Command::Kind::kPull ||
-      found->second->num_received != num_bytes) {
+      found->second->num_received != num_bytes || std::exchange(found->second->is_coming, true)) {
     return wrong("elements that were not asked for");
   }
   fetch(number, found->second->received);

@@ -20,6 +20,7 @@ struct Piece {
   char* received = nullptr;    // memory for the elements of a pull
   uint64_t num_received = 0;   // bytes
   bool is_sent = false;        // the payload, if it is a message of its own
+  bool is_coming = false;      // the elements of a pull are being written to `received`
 };
 
 class ClientSession final : public Session {

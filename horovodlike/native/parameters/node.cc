@@ -18,7 +18,9 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kSpin = 50 * kMicrosecond;
-constexpr int kLongestSleep = 500;  // milliseconds; it also bounds a wake-up that was lost with its sender
+constexpr uint64_t kCheck = 250 * kMillisecond;  // between two looks for hosts that do not answer
+constexpr uint64_t kPoll = 100 * kMicrosecond;   // between two looks at the sockets while there is other work
+constexpr int kLongestSleep = 500;               // milliseconds; it also bounds a wake-up that was lost with its sender
 
 int make_call() {
   const int call = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -109,8 +111,18 @@ void ParameterNode::close_in_child() {
 void ParameterNode::run() {
   pthread_setname_np(pthread_self(), "hvl-parameters");
   block_signals();
+  uint64_t checked = now_ns(), polled = checked;
   while (!must_stop_.load()) {
     take_calls(false);
+    const uint64_t now = now_ns();
+    if (now - polled >= kPoll) {
+      loop_.find_ready(0);
+      polled = now;
+    }
+    if (now - checked >= kCheck) {
+      loop_.check_answered();
+      checked = now;
+    }
     if (loop_.progress()) continue;
     uint64_t ignored = 0;
     const bool finds_work =
@@ -127,13 +139,15 @@ void ParameterNode::take_calls(bool is_last) {
   if (!has_calls_.load() && !is_last) return;
   Calls calls;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> peers_lock(peers_mutex_);  // fork() finds each connection here or there
     std::swap(calls, calls_);
     has_calls_.store(false);
     is_stopped_ = is_last;
-  }
-  for (auto& [connection, server] : calls.connections) {
-    server > 0 ? loop_.add_server(std::move(connection), server) : loop_.add_client(std::move(connection));
+    lock.unlock();
+    for (auto& [connection, server] : calls.connections) {
+      server > 0 ? loop_.add_server(std::move(connection), server) : loop_.add_client(std::move(connection));
+    }
   }
   for (const std::function<void()>& function : calls.functions) function();
   for (std::unique_ptr<ClientRequest>& request : calls.requests) loop_.begin(std::move(request));
@@ -156,9 +170,7 @@ void ParameterNode::sleep() {
   uint64_t calls = 0;
   while (read(call_, &calls, sizeof calls) == -1 && errno == EINTR) {
   }
-  const uint64_t slept = now_ns() - begin;
-  is_dense_ = slept < 2 * kSpin;
-  if (slept >= kLongestSleep / 2 * kMillisecond) loop_.check_answered();
+  is_dense_ = now_ns() - begin < 2 * kSpin;
 }
 
 }  // namespace hvl

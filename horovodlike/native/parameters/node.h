@@ -61,7 +61,7 @@ class ParameterNode {
 
   HandleTable& handles_;
   const int call_;           // an eventfd
-  std::mutex mutex_;         // a leaf lock
+  std::mutex mutex_;         // peers_mutex_ may be taken within it
   Calls calls_;              // guarded by mutex_
   bool is_stopped_ = false;  // likewise
   std::atomic<bool> has_calls_{false};

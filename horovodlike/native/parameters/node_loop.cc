@@ -27,6 +27,16 @@ void copy_out(const RequestPiece& piece) {
   }
 }
 
+// Calls function(), for which the memory may not suffice.
+template <typename Function>
+Status catch_no_memory(const std::string& peer, Function&& function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return Status(HVL_RESOURCES, "no memory for the messages of " + peer);
+  }
+}
+
 }  // namespace
 
 NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
@@ -42,22 +52,30 @@ NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
 NodeLoop::~NodeLoop() { close(epoll_); }
 
 void NodeLoop::add_client(PeerConnection connection) {
-  add(std::make_unique<NodePeer>(std::move(connection), &store_, [this](NodePeer* peer) { mark_ready(peer); }));
+  const std::string name = connection.peer;
+  const Status status = catch_no_memory(name, [&] {
+    add(std::make_unique<NodePeer>(std::move(connection), &store_, [this](NodePeer* peer) { mark_ready(peer); }));
+    return Status();
+  });
+  if (!status.ok()) log(LogLevel::kWarning, "a client of this parameter server is dropped: " + status.message());
 }
 
 void NodeLoop::add_server(PeerConnection connection, int64_t server) {
-  auto peer = std::make_unique<NodePeer>(std::move(connection), server,
-                                         [this](Piece* piece, const Status& status) { end(piece, status); });
-  servers_[server].peer = peer.get();
-  add(std::move(peer));
+  const std::string name = connection.peer;
+  Server& added = servers_[server];
+  added.ended = catch_no_memory(name, [&] {
+    auto peer = std::make_unique<NodePeer>(std::move(connection), server,
+                                           [this](Piece* piece, const Status& status) { end(piece, status); });
+    NodePeer* made = peer.get();
+    add(std::move(peer));
+    added.peer = made;
+    return Status();
+  });
 }
 
 void NodeLoop::add(std::unique_ptr<NodePeer> peer) {
   NodePeer* added = peer.get();
-  {
-    const std::lock_guard<std::mutex> lock(peers_mutex_);
-    peers_.push_back(std::move(peer));
-  }
+  peers_.push_back(std::move(peer));
   if (added->is_local()) local_.push_back(added);
   watch(added, EPOLL_CTL_ADD);
   mark_ready(added);
@@ -75,15 +93,22 @@ void NodeLoop::watch(NodePeer* peer, int operation) {
 void NodeLoop::remove_server(int64_t server) {
   const auto found = servers_.find(server);
   if (found == servers_.end() || found->second.peer == nullptr) return;
-  found->second.peer->leave();
+  leave(found->second.peer);
   drop(found->second.peer,
        Status(HVL_SHUT_DOWN, "this process has closed the connection to " + found->second.peer->name()));
+}
+
+void NodeLoop::leave(NodePeer* peer) {
+  catch_no_memory(peer->name(), [&] {
+    peer->leave();
+    return Status();
+  });
 }
 
 void NodeLoop::stop() {
   while (!peers_.empty()) {
     NodePeer* peer = peers_.back().get();
-    if (peer->client() != nullptr) peer->leave();
+    if (peer->client() != nullptr) leave(peer);
     drop(peer, Status(HVL_SHUT_DOWN, "this process has stopped its parameter servers and clients"));
   }
   handles_.wake_waiters();
@@ -101,8 +126,13 @@ void NodeLoop::begin(std::unique_ptr<ClientRequest> request) {
     } else if (server->second.peer == nullptr) {
       end(&piece, server->second.ended);
     } else {
-      server->second.peer->client()->call(&piece);
-      mark_ready(server->second.peer);
+      NodePeer* peer = server->second.peer;
+      const Status status = catch_no_memory(peer->name(), [&] {
+        mark_ready(peer);
+        peer->client()->call(&piece);
+        return Status();
+      });
+      if (!status.ok()) end(&piece, status);
     }
   }
   complete(begun);
@@ -126,7 +156,8 @@ void NodeLoop::complete(ClientRequest* request) {
 }
 
 void NodeLoop::mark_ready(NodePeer* peer) {
-  if (!std::exchange(peer->is_ready, true)) ready_.push_back(peer);
+  if (!peer->is_ready) ready_.push_back(peer);
+  peer->is_ready = true;
 }
 
 bool NodeLoop::can_progress() const {
@@ -145,7 +176,7 @@ void NodeLoop::find_ready(int milliseconds) {
     if (status.ok()) continue;
     bool progressed = false;  // what came before the end is handled
     for (int round = 0; round < kLastRounds && peer->can_progress(); ++round) {
-      if (!peer->progress(&progressed).ok()) break;
+      if (!catch_no_memory(peer->name(), [&] { return peer->progress(&progressed); }).ok()) break;
     }
     failed_.emplace_back(peer, std::move(status));
   }
@@ -169,12 +200,7 @@ bool NodeLoop::progress() {
 }
 
 void NodeLoop::progress(NodePeer* peer, bool* progressed) {
-  Status status;
-  try {
-    status = peer->progress(progressed);
-  } catch (const std::bad_alloc&) {
-    status = Status(HVL_RESOURCES, "no memory for the messages of " + peer->name());
-  }
+  Status status = catch_no_memory(peer->name(), [&] { return peer->progress(progressed); });
   if (!status.ok()) {
     failed_.emplace_back(peer, std::move(status));
     return;

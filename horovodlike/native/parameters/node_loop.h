@@ -17,7 +17,8 @@ namespace hvl {
 // For the node's thread, but for close_in_child().
 class NodeLoop {
  public:
-  // `call`: a descriptor that ends a sleep when it is readable. `peers_mutex` is held while peers are added or removed.
+  // `call`: a descriptor that ends a sleep when it is readable. `peers_mutex` is held while peers are removed, and
+  // by the callers of add_client() and add_server().
   // Throws std::runtime_error on a system error.
   NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex);
   ~NodeLoop();
@@ -52,6 +53,7 @@ class NodeLoop {
 
   void add(std::unique_ptr<NodePeer> peer);
   void mark_ready(NodePeer* peer);
+  void leave(NodePeer* peer);
   void progress(NodePeer* peer, bool* progressed);
   void watch(NodePeer* peer, int operation);
   void drop(NodePeer* peer, const Status& why);

@@ -23,13 +23,6 @@ const MessageKeys* keys_of(const PeerConnection& connection) {
   return connection.keys.has_value() ? &*connection.keys : nullptr;
 }
 
-// A session always awaits something, so a stream with a descriptor lists it.
-int fd_of(const PeerConnection& connection, const Session& session) {
-  std::vector<pollfd> polled;
-  session.stream().add_to(&polled);
-  return connection.socket != -1 || polled.empty() ? connection.socket : polled[0].fd;
-}
-
 }  // namespace
 
 Status PeerConnection::make_local(std::string peer, std::shared_ptr<HostMemory> memory, int local_rank, int pid,
@@ -41,46 +34,54 @@ Status PeerConnection::make_local(std::string peer, std::shared_ptr<HostMemory> 
     if (duplicate != -1) close(duplicate);
     return status;
   }
-  connection->socket = duplicate;
+  std::unique_ptr<LocalEnd> local(new LocalEnd{memory, local_rank, duplicate});
   const Status status = memory->set_pipes({duplicate, duplicate});  // only the peer is notified
-  if (!status.ok()) {
-    close(std::exchange(connection->socket, -1));
-    return status;
-  }
+  if (!status.ok()) return status;
   connection->peer = std::move(peer);
-  connection->stream = std::make_unique<ShmStream>(memory, local_rank, 1 - local_rank, pid);
-  connection->memory = std::move(memory);
-  connection->local_rank = local_rank;
+  connection->stream = std::make_unique<ShmStream>(std::move(memory), local_rank, 1 - local_rank, pid);
+  connection->local = std::move(local);
   return Status();
 }
 
+void LocalEnd::close() {
+  memory->close_pipes();
+  if (socket != -1) ::close(std::exchange(socket, -1));
+}
+
 void PeerConnection::close_in_child() {
-  if (stream != nullptr) stream->close();
-  if (memory != nullptr) memory->close_pipes();
-  if (socket != -1) close(std::exchange(socket, -1));
+  stream->close();
+  if (local != nullptr) local->close();
 }
 
 NodePeer::NodePeer(PeerConnection connection, ShardStore* store, std::function<void(NodePeer*)> on_ticked)
-    : connection_(std::move(connection)) {
-  auto session = std::make_unique<ServerSession>(name(), std::move(connection_.stream), keys_of(connection_), store,
-                                                 [this, notify = std::move(on_ticked)] { notify(this); });
+    : local_(std::move(connection.local)) {
+  auto session = std::make_unique<ServerSession>(connection.peer, std::move(connection.stream), keys_of(connection),
+                                                 store, [this, notify = std::move(on_ticked)] { notify(this); });
   served_ = session.get();
   session_ = std::move(session);
-  fd_ = fd_of(connection_, *session_);
+  fd_ = find_fd();
 }
 
 NodePeer::NodePeer(PeerConnection connection, int64_t server, ClientSession::OnEnd on_end)
-    : connection_(std::move(connection)), server_(server) {
-  auto session =
-      std::make_unique<ClientSession>(name(), std::move(connection_.stream), keys_of(connection_), std::move(on_end));
+    : local_(std::move(connection.local)), server_(server) {
+  auto session = std::make_unique<ClientSession>(connection.peer, std::move(connection.stream), keys_of(connection),
+                                                 std::move(on_end));
   client_ = session.get();
   session_ = std::move(session);
-  fd_ = fd_of(connection_, *session_);
+  fd_ = find_fd();
 }
 
-NodePeer::~NodePeer() {
-  session_ = nullptr;
-  if (connection_.socket != -1) close(connection_.socket);
+// A session always awaits something, so a stream with a descriptor lists it.
+int NodePeer::find_fd() const {
+  if (is_local()) return local_->socket;
+  std::vector<pollfd> polled;
+  session_->stream().add_to(&polled);
+  return polled.empty() ? -1 : polled[0].fd;
+}
+
+void NodePeer::close_in_child() {
+  session_->stream().close();
+  if (is_local()) local_->close();
 }
 
 Status NodePeer::progress(bool* progressed) { return session_->progress(progressed); }
@@ -114,7 +115,7 @@ void NodePeer::leave() {
 
 void NodePeer::end(const Status& why) {
   // The peer sees that memory of this process may be something else from now on.
-  if (is_local()) connection_.memory->rank(connection_.local_rank).ended.store(1);
+  if (is_local()) block().ended.store(1);
   session_->close();
   if (client_ != nullptr) client_->fail(why);
 }

@@ -12,16 +12,24 @@
 
 namespace hvl {
 
+// What a connection in shared memory has beside its stream. Owns the socket.
+struct LocalEnd {
+  std::shared_ptr<HostMemory> memory;
+  int local_rank;  // this process's place in the memory
+  int socket;      // wakes the peer, and shows when it ends
+
+  ~LocalEnd() { close(); }
+  LocalEnd(const LocalEnd&) = delete;
+  LocalEnd& operator=(const LocalEnd&) = delete;
+  void close();
+};
+
 // The end of a connection that this process has.
 struct PeerConnection {
   std::string peer;  // its name, for errors and the log
   std::unique_ptr<PeerStream> stream;
   std::optional<MessageKeys> keys;
-  // If the stream is in shared memory: that memory, this process's place in it, and a socket that wakes the peer, and
-  // shows when it ends.
-  std::shared_ptr<HostMemory> memory;
-  int local_rank = 0;
-  int socket = -1;
+  std::unique_ptr<LocalEnd> local;  // null: the stream has a descriptor
 
   // A stream in shared memory. The socket is duplicated. `pid`: as in ShmStream.
   static Status make_local(std::string peer, std::shared_ptr<HostMemory> memory, int local_rank, int pid, int socket,
@@ -37,20 +45,21 @@ class NodePeer {
  public:
   NodePeer(PeerConnection connection, ShardStore* store, std::function<void(NodePeer*)> on_ticked);
   NodePeer(PeerConnection connection, int64_t server, ClientSession::OnEnd on_end);
-  ~NodePeer();
   NodePeer(const NodePeer&) = delete;
   NodePeer& operator=(const NodePeer&) = delete;
 
-  const std::string& name() const { return connection_.peer; }
+  const std::string& name() const { return session_->peer(); }
   ClientSession* client() const { return client_; }  // null: the peer is a client
   int64_t server() const { return server_; }         // the number of the server; 0: the peer is a client
-  bool is_local() const { return connection_.memory != nullptr; }
+  bool is_local() const { return local_ != nullptr; }
   bool has_left() const { return served_ != nullptr && served_->has_left(); }
   int fd() const { return fd_; }
 
   // Moves bytes, and handles what has come. An error ends the connection.
   Status progress(bool* progressed);
-  bool can_progress() const { return session_->can_progress() || (client_ != nullptr && client_->can_call()); }
+  bool can_progress() const {
+    return session_->can_progress() || (client_ != nullptr ? client_->can_call() : served_->has_more());
+  }
   // True if room in the socket must be waited for.
   bool waits_for_room() const { return !is_local() && session_->is_sending(); }
   // The socket has input. An error: the peer has ended.
@@ -64,15 +73,18 @@ class NodePeer {
   void leave();
   // Ends the session, and all commands that have not ended with an error.
   void end(const Status& why);
-  void close_in_child() { connection_.close_in_child(); }
+  // For a forked child: closes the descriptors.
+  void close_in_child();
 
   bool is_ready = false;      // in the list of those that can make progress
   bool watches_room = false;  // as the epoll knows it
 
  private:
-  Doorbell& doorbell() const { return connection_.memory->rank(connection_.local_rank).doorbell; }
+  RankBlock& block() const { return local_->memory->rank(local_->local_rank); }
+  Doorbell& doorbell() const { return block().doorbell; }
+  int find_fd() const;
 
-  PeerConnection connection_;  // its stream is the session's
+  std::unique_ptr<LocalEnd> local_;  // of a peer on this host
   std::unique_ptr<Session> session_;
   ClientSession* client_ = nullptr;
   ServerSession* served_ = nullptr;

@@ -11,6 +11,7 @@ namespace {
 constexpr size_t kFetched = 2;                                // payloads that are fetched ahead
 constexpr size_t kReturned = 4;                               // pulls whose elements are on their way
 constexpr size_t kReplies = 128;                              // batches of replies that are on their way
+constexpr uint64_t kBudget = 4 * kPieceBytesMost;             // of a progress()
 constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
 
 bool has_elements(const Command& command) {
@@ -37,6 +38,8 @@ Status ServerSession::on_batch(Bytes batch) {
 
 Status ServerSession::on_elements(uint64_t number, uint64_t num_bytes) {
   if (num_bytes > kMostElementsBytes) return wrong("more elements than a piece may have");
+  if (number <= last_pushed_) return wrong("elements of one number twice, or in another order than their numbers");
+  last_pushed_ = number;
   pushed_.push_back(Elements{number, nullptr, num_bytes, false});
   fetch_next();
   return Status();
@@ -68,9 +71,14 @@ void ServerSession::on_ticked(uint64_t number, const Status& status) {
   if (notify_ != nullptr) notify_();
 }
 
+Status ServerSession::before_sending() {
+  budget_ = kBudget;
+  return run_commands();
+}
+
 Status ServerSession::run_commands() {
   Status status;
-  while (status.ok() && !batches_.empty() && num_batches_under_way() < kReplies) {
+  while (status.ok() && !batches_.empty() && num_batches_under_way() < kReplies && budget_ > 0) {
     if (!reader_.has_value()) reader_.emplace(batches_.front());
     if (!command_.has_value() && !reader_->is_at_end()) {
       status = reader_->read(&command_.emplace(), &inline_payload_);
@@ -80,6 +88,8 @@ Status ServerSession::run_commands() {
       bool done = true;
       status = run(*command_, &done);
       if (!done) return status;
+      const uint64_t count = std::min(command_->range.count, kBudget / sizeof(double));
+      budget_ -= std::min(budget_, kMostCommandBytes + count * sizeof(double));
       command_.reset();
     } else {
       num_waiting_bytes_ -= batches_.front().size();
@@ -117,10 +127,17 @@ Status ServerSession::carry_out(const Command& command, const Pushed& payload) {
   using Kind = Command::Kind;
   switch (command.kind) {
     case Kind::kCreate:
-      return store_.create(command.shard, command.dtype, command.range.count, command.range.offset, this);
+      return store_.create(command.shard, command.dtype, command.range.count, has_left_ ? 0 : command.range.offset,
+                           this);
     case Kind::kRemove: return store_.remove(command.shard);
-    case Kind::kTick: store_.tick(command.shard.array, this, command.number, command.range.offset); return Status();
-    case Kind::kLeave: has_left_ = true; return Status();
+    case Kind::kTick:
+      if (has_left_) return Status();  // the client waits for no more replies
+      store_.tick(command.shard.array, this, command.number, command.range.offset);
+      return Status();
+    case Kind::kLeave:
+      has_left_ = true;
+      store_.drop(this);
+      return Status();
     case Kind::kPush:
     case Kind::kPull: break;
   }

@@ -25,6 +25,8 @@ class ServerSession final : public Session, private ClockClient {
 
   // True if the client has said that it ends the connection.
   bool has_left() const { return has_left_; }
+  // True if the last progress() has left commands to the next one, so that other sessions get their turn.
+  bool has_more() const { return budget_ == 0; }
 
  private:
   // The payload of a command that is in a message of its own, or the elements of a pull.
@@ -44,7 +46,7 @@ class ServerSession final : public Session, private ClockClient {
   Status on_elements(uint64_t number, uint64_t num_bytes) override;
   Status on_fetched(uint64_t number) override;
   Status on_sent(uint64_t number) override;
-  Status before_sending() override { return run_commands(); }
+  Status before_sending() override;
   void on_ticked(uint64_t number, const Status& status) override;
 
   void fetch_next();
@@ -63,9 +65,11 @@ class ServerSession final : public Session, private ClockClient {
   uint64_t num_waiting_bytes_ = 0;     // of the batches
   std::optional<BatchReader> reader_;  // of the first batch
   std::optional<Command> command_;     // the one that waits
+  uint64_t budget_ = 1;                // bytes of elements that commands may use until the next progress()
   const char* inline_payload_ = nullptr;
   std::vector<Range> ranges_;                        // of the command that is carried out
   std::deque<Elements> pushed_;                      // in the order of their commands
+  uint64_t last_pushed_ = 0;                         // the number of the last elements that came
   std::unordered_map<uint64_t, Elements> returned_;  // by number, until they are sent
   bool has_left_ = false;
 };

@@ -148,6 +148,24 @@ TEST(narrow_payloads_are_near_and_their_errors_are_fed_back) {
   }
 }
 
+TEST(errors_that_are_fed_back_become_part_of_the_values_whatever_the_next_rule_is) {
+  Process server, client;
+  Array array(&client, {{client.connect(Way::kRing, &server), 3}});
+  CHECK(array.create().ok());
+  const Conversion int8{HVL_PAYLOAD_INT8, true};
+  const std::vector<float> pushed = {127, 0.4F, -0.3F}, zeros(3);
+  CHECK(client.wait(array.send(kAdd, 0, pushed, int8)).ok());
+  CHECK((array.all(3) == std::vector<float>{127, 0, 0}));
+  CHECK(client.wait(array.send(Update{Rule::kMomentum, {0.5, 0}}, 0, zeros, int8)).ok());  // not its errors
+  CHECK(client.wait(array.send(Update{Rule::kSgd, {0}}, 0, pushed, int8)).ok());           // without effect
+  CHECK((array.all(3) == std::vector<float>{127, 0, 0}));
+  for (const Update& update : {Update{Rule::kSgd, {0.01}}, Update{Rule::kScaleAdd, {1e-3}}, kAdd}) {
+    CHECK(client.wait(array.send(update, 0, zeros, int8)).ok());
+  }
+  const std::vector<float> values = array.all(3);
+  for (size_t i = 0; i < 3; ++i) CHECK(std::fabs(values[i] - pushed[i]) < 1e-5);
+}
+
 int32_t halve(void* context, const char* name, const double* arguments, int32_t num_arguments, int32_t dtype,
               void* values, const void* pushed, int64_t count, char* error) {
   if (std::string(name) != "halve") {

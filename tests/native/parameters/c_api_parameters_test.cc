@@ -135,25 +135,28 @@ TEST(a_killed_server_ends_a_large_push_within_a_second) {
   }
 }
 
-TEST(a_forked_child_cannot_use_the_parents_connections) {
-  const Given given(true, getpid(), getpid());
-  REQUIRE(hvl_parameters_add_client(&given.server) == HVL_OK);
-  hvl_parameters_array* array = open_array(hvl_parameters_add_server(&given.client), 10);
-  CHECK_EQ(hvl_parameters_wait(hvl_parameters_create(array), 10), HVL_OK);
-  const int child = fork();
-  if (child == 0) {
-    const bool fails =
-        hvl_parameters_create(array) == -HVL_NOT_INITIALIZED && hvl_parameters_poll(1) == -HVL_NOT_INITIALIZED &&
-        std::string(hvl_last_error()).find("forked") != std::string::npos &&
-        hvl_parameters_add_client(&given.server) == HVL_NOT_INITIALIZED && hvl_parameters_stop() == HVL_OK;
-    _exit(fails ? 0 : 1);
+TEST(a_forked_child_cannot_use_the_parents_connections_and_keeps_none_open) {
+  for (const bool is_local : {true, false}) {
+    const Given given(is_local, getpid(), getpid());
+    const size_t before = count_descriptors();
+    REQUIRE(hvl_parameters_add_client(&given.server) == HVL_OK);
+    hvl_parameters_array* array = open_array(hvl_parameters_add_server(&given.client), 10);
+    CHECK_EQ(hvl_parameters_wait(hvl_parameters_create(array), 10), HVL_OK);
+    const int child = fork();
+    if (child == 0) {
+      const bool fails =
+          hvl_parameters_create(array) == -HVL_NOT_INITIALIZED && hvl_parameters_poll(1) == -HVL_NOT_INITIALIZED &&
+          std::string(hvl_last_error()).find("forked") != std::string::npos &&
+          hvl_parameters_add_client(&given.server) == HVL_NOT_INITIALIZED && hvl_parameters_stop() == HVL_OK;
+      _exit(fails && count_descriptors() == before ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(hvl_parameters_wait(hvl_parameters_create(array), 10), HVL_OK);
+    hvl_parameters_stop();
+    hvl_parameters_close(array);
   }
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_EQ(status, 0);
-  CHECK_EQ(hvl_parameters_wait(hvl_parameters_create(array), 10), HVL_OK);
-  hvl_parameters_stop();
-  hvl_parameters_close(array);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -104,6 +105,46 @@ TEST(a_lost_server_ends_its_calls_at_once_with_its_name) {
   }
 }
 
+// A peer whose host has stopped to answer.
+struct SilentStream final : PeerStream {
+  int ends[2];
+
+  SilentStream() { make_pair_of_ends(ends); }
+  ~SilentStream() override {
+    for (int end : ends) ::close(end);
+  }
+  uint64_t send(const void*, uint64_t) override { return 1; }
+  uint64_t receive(void*, uint64_t) override { return 1; }
+  bool has_sent(uint64_t) const override { return false; }
+  bool has_received(uint64_t) const override { return false; }
+  Status progress(bool*) override { return Status(); }
+  bool can_progress() const override { return false; }
+  void add_to(std::vector<pollfd>* polled) const override { polled->push_back(pollfd{ends[0], POLLIN, 0}); }
+  Status check_answered() const override { return Status::lost("server 1 on host c does not answer"); }
+};
+
+TEST(a_busy_node_sees_that_a_host_does_not_answer) {
+  Process server, client;
+  Array busy(&client, {{client.connect(Way::kRing, &server), 1 << 20}});
+  CHECK(busy.create().ok());
+  PeerConnection silent;
+  silent.peer = "server 1 on host c";
+  silent.stream = std::make_unique<SilentStream>();
+  Array waiting(&client, {{client.node.add_server(std::move(silent)), 10}});
+  const std::vector<float> one(1, 1), ones(1 << 20, 1);
+  const int64_t handle = waiting.send(kAdd, 0, one);
+  std::deque<int64_t> under_way;
+  const uint64_t deadline = now_ns() + kPatience;
+  while (!client.is_done(handle) && now_ns() < deadline) {
+    under_way.push_back(busy.send(kAdd, 0, ones));
+    if (under_way.size() < 4) continue;
+    CHECK(client.wait(under_way.front()).ok());
+    under_way.pop_front();
+  }
+  CHECK_HAS(client.wait(handle, 0).message(), "does not answer");
+  for (int64_t each : under_way) CHECK(client.wait(each).ok());
+}
+
 TEST(a_client_that_is_lost_amid_a_push_or_sends_garbage_is_dropped) {
   for (const Way way : kWays) {
     Process server, client;
@@ -178,6 +219,36 @@ TEST(a_node_serves_a_thousand_clients) {
   }
   for (int64_t handle : handles) CHECK_EQ(client.wait(handle).message(), "");
   CHECK(arrays.back().all(1000) == std::vector<float>(1000, 5 * static_cast<float>(num_clients)));
+}
+
+TEST(connections_are_refused_while_the_node_stops) {
+  for (int round = 0; round < 20; ++round) {
+    int ends[2];
+    make_pair_of_ends(ends);
+    hvl_parameters_connection client{}, server{};
+    client.fd = ends[0], server.fd = ends[1];
+    client.peer = server.peer = "the other end";
+    client.memory_fd = server.memory_fd = -1;
+    REQUIRE(hvl_parameters_add_client(&server) == HVL_OK);
+    const int64_t number = hvl_parameters_add_server(&client);
+    REQUIRE(number > 0);
+    const hvl_parameters_shard shard{number, 10};
+    const hvl_parameters_array_config config{1, HVL_FLOAT32, &shard, 1, 0};
+    hvl_parameters_array* array = hvl_parameters_open(&config);
+    const int64_t handle = hvl_parameters_create(array);
+    std::thread stops([] { hvl_parameters_stop(); });
+    std::thread waits([&] { hvl_parameters_wait(handle, 10); });
+    int pair[2];
+    make_pair_of_ends(pair);
+    server.fd = pair[1];
+    const int32_t status = hvl_parameters_add_client(&server);  // to this node, to none, or to the next one
+    CHECK(status == HVL_OK || status == HVL_SHUT_DOWN);
+    stops.join();
+    waits.join();
+    CHECK_EQ(hvl_parameters_stop(), HVL_OK);
+    hvl_parameters_close(array);
+    for (int end : {ends[0], ends[1], pair[0], pair[1]}) close(end);
+  }
 }
 
 TEST(threads_call_and_stop_ends_all_handles) {

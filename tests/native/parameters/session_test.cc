@@ -239,6 +239,128 @@ TEST(a_client_ends_what_is_pending_when_the_server_is_lost) {
   CHECK(!connection.client.has_pending());
 }
 
+TEST(many_long_commands_are_carried_out_in_turns_with_other_sessions) {
+  on_each_way([](const auto& connect) {
+    constexpr uint64_t kCount = kPieceBytesMost / sizeof(double);
+    OneShard store(kCount);
+    const auto connection = connect(&store);
+    for (int zero = 0; zero < 90; ++zero) {
+      Piece* piece = connection->add(Command::Kind::kPush, kShard, 0, kCount);
+      piece->command.update.rule = Rule::kZero;
+      connection->call(piece);
+    }
+    int turns = 0;
+    connection->run_until([&] {
+      turns += connection->server.has_more() ? 1 : 0;
+      return !connection->client.has_pending();
+    });
+    CHECK(turns >= 20);
+  });
+}
+
+// A server that answers as it is told to.
+struct FalseServer final : Session {
+  std::vector<double> elements = std::vector<double>(kPieceBytesMost / sizeof(double));
+  bool sends_error = false, sends_twice = false;
+
+  FalseServer(std::unique_ptr<PeerStream> stream, const MessageKeys* keys)
+      : Session("a client", std::move(stream), keys) {}
+
+  Status on_batch(Bytes batch) override {
+    BatchReader reader(batch);
+    Command command;
+    const char* payload = nullptr;
+    const Status status = reader.read(&command, &payload);
+    for (int message = 0; message < (sends_twice ? 2 : 1); ++message) {
+      send_elements(command.number, reinterpret_cast<const char*>(elements.data()), kPieceBytesMost);
+    }
+    if (sends_error) put(Reply{command.number, Status(HVL_MISMATCH, "an error")});
+    return status;
+  }
+  Status on_elements(uint64_t, uint64_t) override { return Status(); }
+  Status on_fetched(uint64_t) override { return Status(); }
+  Status on_sent(uint64_t) override { return Status(); }
+  Status before_sending() override { return Status(); }
+};
+
+TEST(an_error_behind_elements_or_elements_that_come_twice_end_the_clients_session) {
+  for (const bool sends_error : {false, true}) {
+    Ends ends(0);
+    int num_ended = 0;
+    ClientSession client("a server", std::move(ends.streams[0]), nullptr, [&](Piece*, const Status&) { ++num_ended; });
+    FalseServer server(std::move(ends.streams[1]), nullptr);
+    server.sends_error = sends_error;
+    server.sends_twice = !sends_error;
+    std::vector<double> received(server.elements.size());
+    Piece pull;
+    pull.command.kind = Command::Kind::kPull;
+    pull.command.range.count = received.size();
+    pull.received = reinterpret_cast<char*>(received.data());
+    pull.num_received = kPieceBytesMost;
+    client.call(&pull);
+    const uint64_t deadline = now_ns() + kSoon;
+    Status status;
+    bool progressed = false;
+    while (status.ok() && now_ns() < deadline) {
+      CHECK(server.progress(&progressed).ok());
+      status = client.progress(&progressed);
+    }
+    CHECK_HAS(status.message(), sends_error ? "an error behind the elements" : "elements");
+    CHECK_EQ(num_ended, 0);  // so its memory is not the user's again
+    client.close();
+  }
+}
+
+// A client that sends elements without commands.
+struct FalseClient final : Session {
+  FalseClient(std::unique_ptr<PeerStream> stream, const MessageKeys* keys)
+      : Session("a server", std::move(stream), keys) {}
+  Status on_batch(Bytes) override { return Status(); }
+  Status on_elements(uint64_t, uint64_t) override { return Status(); }
+  Status on_fetched(uint64_t) override { return Status(); }
+  Status on_sent(uint64_t) override { return Status(); }
+  Status before_sending() override { return Status(); }
+  using Session::send_elements;
+};
+
+TEST(elements_that_come_twice_end_the_servers_session) {
+  Ends ends(0);
+  ShardStore store;
+  FalseClient client(std::move(ends.streams[0]), nullptr);
+  ServerSession server("a client", std::move(ends.streams[1]), nullptr, &store);
+  const std::vector<char> elements(100);
+  bool progressed = false;
+  for (const uint64_t number : {1, 2, 2}) {
+    client.send_elements(number, elements.data(), elements.size());
+    CHECK(client.progress(&progressed).ok());
+    if (number == 1) CHECK(server.progress(&progressed).ok());
+  }
+  Status status;
+  for (int round = 0; round < 100 && status.ok(); ++round) {
+    CHECK(client.progress(&progressed).ok());
+    status = server.progress(&progressed);
+  }
+  CHECK_HAS(status.message(), "twice");
+}
+
+TEST(a_client_that_leaves_has_no_clock_any_more) {
+  ShardStore store;
+  Connection stays(0, &store), leaves(0, &store);
+  for (Connection* each : {&stays, &leaves}) {
+    Piece* create = each->add(Command::Kind::kCreate, kShard, 2, 10);
+    create->command.dtype = HVL_FLOAT64;
+    each->call(create);
+    each->run();
+  }
+  const uint64_t tick = stays.call(stays.add(Command::Kind::kTick, kShard, 0, 0));
+  for (int round = 0; round < 10; ++round) stays.progress();
+  CHECK_EQ(stays.ended.count(tick), size_t{0});
+  leaves.client.leave();
+  leaves.run_until([&] { return leaves.server.has_left(); });
+  stays.run();
+  CHECK(stays.ended.at(tick).ok());
+}
+
 TEST(batches_that_are_cut_off_or_out_of_range) {
   Command command;
   command.number = 1;

@@ -82,7 +82,7 @@ class ClientArray {
   std::vector<Place> shards_;
   uint64_t count_ = 0;
   std::mutex mutex_;  // a leaf lock
-  // Guarded by mutex_. By rule and its name: what conversions have taken from the elements. Those of the rules that add
+  // Guarded by mutex_. By rule and its name: the errors of conversions. Those of the rules that add
   // share one, of what is missing in the values.
   std::map<std::pair<Rule, std::string>, std::vector<char>> residuals_;
 };

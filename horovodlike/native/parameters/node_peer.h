@@ -12,7 +12,7 @@
 
 namespace hvl {
 
-// What a connection in shared memory has beside its stream. Owns the socket.
+// The rest of a connection whose stream is in shared memory. Owns the socket.
 struct LocalEnd {
   std::shared_ptr<HostMemory> memory;
   int local_rank;  // this process's place in the memory

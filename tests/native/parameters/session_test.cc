@@ -329,18 +329,16 @@ TEST(elements_that_come_twice_end_the_servers_session) {
   FalseClient client(std::move(ends.streams[0]), nullptr);
   ServerSession server("a client", std::move(ends.streams[1]), nullptr, &store);
   const std::vector<char> elements(100);
-  bool progressed = false;
-  for (const uint64_t number : {1, 2, 2}) {
-    client.send_elements(number, elements.data(), elements.size());
-    CHECK(client.progress(&progressed).ok());
-    if (number == 1) CHECK(server.progress(&progressed).ok());
-  }
   Status status;
-  for (int round = 0; round < 100 && status.ok(); ++round) {
-    CHECK(client.progress(&progressed).ok());
-    status = server.progress(&progressed);
+  bool progressed = false;
+  for (int message = 0; message < 2; ++message) {  // the first one has been fetched when the second one comes
+    client.send_elements(1, elements.data(), elements.size());
+    for (int round = 0; round < 10 && status.ok(); ++round) {
+      CHECK(client.progress(&progressed).ok());
+      status = server.progress(&progressed);
+    }
   }
-  CHECK_HAS(status.message(), "twice");
+  CHECK_HAS(status.message(), "twice, or in another order");
 }
 
 TEST(a_client_that_leaves_has_no_clock_any_more) {

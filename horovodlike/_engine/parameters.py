@@ -107,6 +107,22 @@ def add_server(peer: Peer) -> int:
     return _accepted(lib.hvl_parameters_add_server(native))
 
 
+def reconnect(server: int, peer: Peer) -> None:
+    """Give a server whose connection has ended another one."""
+    native, _name = _described(peer)
+    check(lib.hvl_parameters_reconnect(server, native))
+
+
+def watch(server: int) -> int:
+    """Return a handle that is complete when the connection to a server ends."""
+    return _accepted(lib.hvl_parameters_watch(server))
+
+
+def replicate(ring: int, server: int) -> int:
+    """Have a server keep copies of this process's shards of a ring; the handle is complete when that ends."""
+    return _accepted(lib.hvl_parameters_replicate(ring, server))
+
+
 def remove_server(server: int) -> None:
     """End the connection to a server."""
     lib.hvl_parameters_remove_server(server)  # an error would say that it has ended already
@@ -152,6 +168,20 @@ def hvl_apply_rule(
     return 0
 
 
+class Ring(NamedTuple):
+    """The servers among which the shards of arrays have copies: that of a shard is at the next server that is alive.
+
+    Attributes:
+        id: Unique among the rings of all clients of the servers.
+        servers: As :func:`add_server` numbers them, in their order.
+        patience: Seconds: a server that does not answer for so long is lost.
+    """
+
+    id: int
+    servers: Sequence[int]
+    patience: float
+
+
 class Array:
     """An array that servers have, as a client sees it.
 
@@ -159,7 +189,14 @@ class Array:
     handle.
     """
 
-    def __init__(self, number: int, dtype: int, shards: Sequence[tuple[int, int]], num_clients: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        dtype: int,
+        shards: Sequence[tuple[int, int]],
+        num_clients: int,
+        ring: Ring | None = None,
+    ) -> None:
         """Describe the array; nothing is sent.
 
         Args:
@@ -167,12 +204,17 @@ class Array:
             dtype: The element type.
             shards: For each shard its server, as :func:`add_server` numbers it, and its number of elements.
             num_clients: How many clients tick; 0: none does.
+            ring: The servers that have copies; None: there are no copies.
         """
         native = ffi.new("hvl_parameters_array_config *")
         native.id, native.dtype, native.num_clients = number, dtype, num_clients
         native.shards = listed = ffi.new("hvl_parameters_shard[]", list(shards))
         native.num_shards = len(shards)
         self.num_blocks = sum((count + BLOCK - 1) // BLOCK for _, count in shards)
+        if ring is not None:
+            native.ring = described = ffi.new("hvl_parameters_ring *")
+            described.servers = servers = ffi.new("int64_t[]", list(ring.servers))
+            described.id, described.num_servers, described.patience = ring.id, len(servers), ring.patience
         opened = lib.hvl_parameters_open(native)
         del listed
         if opened == ffi.NULL:
@@ -182,6 +224,10 @@ class Array:
     def create(self) -> int:
         """Create the shards, with zeros, unless they exist."""
         return _accepted(lib.hvl_parameters_create(self._native))
+
+    def await_copies(self) -> int:
+        """Complete when all shards have copies."""
+        return _accepted(lib.hvl_parameters_await_copies(self._native))
 
     def remove(self) -> int:
         """Free the shards at the servers."""

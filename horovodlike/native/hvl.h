@@ -28,7 +28,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 11, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 12, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
 enum { HVL_MESSAGE = -1 };    /* in place of a kind, for hvl_implements(): send and receive */
 
@@ -498,6 +498,14 @@ int32_t hvl_parameters_add_client(const hvl_parameters_connection* connection);
 /* Becomes a client of the server at the other end. Returns the number of the server in this process, which is above 0;
  * or a negated hvl_status. When the connection is lost, pending and later calls to the server fail with its name. */
 int64_t hvl_parameters_add_server(const hvl_parameters_connection* connection);
+/* Gives a server whose connection has ended another connection; it keeps its number. */
+int32_t hvl_parameters_reconnect(int64_t server, const hvl_parameters_connection* connection);
+/* Returns a handle, or a negated hvl_status. The handle is complete when the connection to the server ends; its error
+ * says why. */
+int64_t hvl_parameters_watch(int64_t server);
+/* From now on the shards of the ring of which this process is the primary have copies at the server. Returns a handle,
+ * or a negated hvl_status. The handle is complete when that ends: with an error, or because the shards are removed. */
+int64_t hvl_parameters_replicate(uint64_t ring, int64_t server);
 /* Ends the connection to a server. Calls that have not ended fail. */
 int32_t hvl_parameters_remove_server(int64_t server);
 /* Ends all connections and the thread, and frees all shards. Pending handles complete with HVL_SHUT_DOWN. Does nothing
@@ -519,13 +527,24 @@ typedef struct hvl_parameters_shard {
   int64_t count;  /* elements */
 } hvl_parameters_shard;
 
+/* The servers among which the shards of an array have copies: that of a shard is at the next server that is alive, in
+ * the order of the ring. If one of the two servers is lost, the other one goes on, and makes another copy. What a
+ * handle has shown to be complete is not lost then. */
+typedef struct hvl_parameters_ring {
+  uint64_t id;            /* unique among the rings of all clients of the servers, and not 0 */
+  const int64_t* servers; /* of hvl_parameters_add_server(): at least two */
+  int32_t num_servers;
+  double patience; /* seconds: a server that does not answer for so long is lost; 1 to 3600 */
+} hvl_parameters_ring;
+
 /* An array, as a client sees it. All clients of it give the same values, but for the numbers of the servers. */
 typedef struct hvl_parameters_array_config {
   uint64_t id; /* unique among the arrays of all clients of the servers */
   int32_t dtype;
   const hvl_parameters_shard* shards; /* in the order of the elements */
   int32_t num_shards;
-  int32_t num_clients; /* that will tick; 0: there are no clocks */
+  int32_t num_clients;             /* that will tick; 0: there are no clocks */
+  const hvl_parameters_ring* ring; /* null: shards have no copies */
 } hvl_parameters_array_config;
 
 typedef struct hvl_parameters_array hvl_parameters_array;
@@ -540,6 +559,8 @@ void hvl_parameters_close(hvl_parameters_array* array);
 /* Creates the shards, with elements of 0. Shards that exist already stay as they are; they must have the same dtype and
  * number of elements. If the array has clocks, this client is one of its `num_clients` from now on. */
 int64_t hvl_parameters_create(hvl_parameters_array* array);
+/* The handle is complete when all shards have copies. */
+int64_t hvl_parameters_await_copies(hvl_parameters_array* array);
 /* Frees the shards, at the servers. */
 int64_t hvl_parameters_remove(hvl_parameters_array* array);
 

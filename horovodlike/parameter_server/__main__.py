@@ -21,6 +21,7 @@ from horovodlike._net.socket_options import ensure_descriptors
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.parameter_server import _rules, _servers
 from horovodlike.parameter_server._connections import Listener, facts_of
+from horovodlike.parameter_server._copies import CopyKeeper
 
 _SIZE = "HOROVODLIKE_SIZE"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -68,7 +69,7 @@ def _listen(number: int) -> Listener:
         ensure_descriptors(size, "the connections of a server of parameters")
         facts = facts_of(place, settings)
         name = f"parameter server {number} ({facts.name})"
-        listener = Listener(key, address, name, facts, settings, _rules.registered)
+        listener = Listener(key, address, name, facts, settings, _rules.registered, CopyKeeper)
         try:
             joined.publish(listener.address)
         except BaseException:

@@ -4,7 +4,8 @@ A server accepts clients at any time, in a thread of its own. The handshake is t
 ends send one message each, in JSON:
 
 * the server: where it runs, a salt, the update rules that the user has added there;
-* the client: its name, a salt, and if it runs on the same host, shared memory that it has made.
+* the client: its name, a salt, if it runs on the same host, shared memory that it has made, and if there are copies,
+  the servers among which they are kept.
 
 The server answers whether it could open that memory, and both ends hand the socket over to the core. The MACs of the
 core have keys of their own, derived from the channel's key and both salts.
@@ -20,9 +21,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from horovodlike import config as config_module
 from horovodlike._bootstrap.environment import RankInfo
@@ -62,6 +63,20 @@ class Address(NamedTuple):
     name: str
 
 
+class ServerRing(NamedTuple):
+    """Servers that keep copies for each other, as a client tells one of them.
+
+    Attributes:
+        id: Its number, unique among those of all clients.
+        servers: Their addresses, in the order of the ring.
+        own: The index of the server that is told.
+    """
+
+    id: int
+    servers: Sequence[Address]
+    own: int
+
+
 @dataclass(frozen=True)
 class Connected:
     """A server to which this process has connected.
@@ -80,6 +95,17 @@ def facts_of(place: RankInfo, settings: Config) -> HostFacts:
     return HostFacts.collect(place, chosen=bool(settings.hostid))
 
 
+class Keeper(Protocol):
+    """The part of a server that keeps the copies of its shards at another one."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no copies are needed any more."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Listener:
     """Accepts clients, and hands them over to the core, which serves them. Callable from any thread."""
 
@@ -91,8 +117,10 @@ class Listener:
         facts: HostFacts,
         settings: Config,
         rules: Callable[[], Mapping[str, Any]],
+        keep_copies: Callable[[ServerRing, Client, JobKey], Keeper],
+        port: int = 0,
     ) -> None:
-        """Listen on a free port, and start the thread.
+        """Listen, and start the thread.
 
         Args:
             key: The key that clients must hold.
@@ -101,14 +129,18 @@ class Listener:
             facts: Where this process runs.
             settings: All settings.
             rules: Returns the update rules that the user has added.
+            keep_copies: Makes what keeps the copies of a ring, given this process as a client, and the key.
+            port: The port; 0: a free one.
 
         Raises:
             RendezvousError: It cannot listen.
         """
         self._key, self._facts, self._settings, self._rules = key, facts, settings, rules
-        [listening] = listen(name, [host], [0])
+        [listening] = listen(name, [host], [port])
         self.address = Address(host, listening.getsockname()[1], name)
         self._salts: dict[Connection, bytes] = {}
+        self._copies: dict[int, Keeper] = {}
+        self._keep_copies = keep_copies
         self._server = SecureServer(key, self, who="client")
         self._server.listen([listening])
         self._wake, self._wakened = socket.socketpair()
@@ -125,6 +157,8 @@ class Listener:
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
         self._thread.join()
+        while self._copies:
+            self._copies.popitem()[1].close()
 
     def _serve(self) -> None:
         try:
@@ -155,6 +189,7 @@ class Listener:
             message = json.loads(payload)
             name, pid, memory = str(message["name"])[:_NAME_LENGTH], int(message["pid"]), message["memory"]
             salts = bytes.fromhex(message["salt"]) + self._salts.pop(connection)
+            ring = _read_ring(message["ring"])
             if len(salts) != 2 * _SALT_BYTES or not 0 <= pid < 1 << 31:
                 raise ValueError("salt, pid")
         except Exception as error:  # whatever a peer sends ends its own connection, and no other
@@ -175,6 +210,10 @@ class Listener:
             try:
                 set_options(handed, MESSAGES, self._settings)
                 parameters.add_client(Peer(handed.fileno(), name, keys, self._settings.seal_data, memory_fd, pid))
+                self._copies = {number: each for number, each in self._copies.items() if not each.has_ended}
+                if ring is not None and ring.id not in self._copies:
+                    client = Client(f"{self.address.name}, for copies", self._facts, self._settings)
+                    self._copies[ring.id] = self._keep_copies(ring, client, self._key)
             except (OSError, HorovodInternalError, ValueError) as error:  # the client finds its connection closed
                 self._warn(f"{name} cannot be served: {error}")
 
@@ -186,6 +225,16 @@ class Listener:
     def _warn(self, text: str) -> None:
         if self._settings.log_level not in ("error", "fatal"):
             print(f"horovodlike warning: {self.address.name}: {text}", file=sys.stderr)
+
+
+def _read_ring(given: Any) -> ServerRing | None:
+    if given is None:
+        return None
+    servers = [Address(str(host), int(port), str(name)[:_NAME_LENGTH]) for host, port, name in given["servers"]]
+    ring = ServerRing(int(given["id"]), servers, int(given["own"]))
+    if not 0 < ring.id < 1 << 63 or not 0 <= ring.own < len(servers):
+        raise ValueError("ring")
+    return ring
 
 
 def _open(memory: Mapping[str, Any]) -> int:
@@ -217,26 +266,37 @@ class Client:
     facts: HostFacts
     settings: Config
 
-    def connect(self, address: Address, key: JobKey) -> Connected:
+    def connect(
+        self,
+        address: Address,
+        key: JobKey,
+        ring: ServerRing | None = None,
+        replaces: Connected | None = None,
+        patience: float | None = None,
+    ) -> Connected:
         """Connect to a server, and hand the connection over to the core.
 
         Args:
             address: Where the server listens.
             key: The key that it must hold.
+            ring: The servers with copies, which it is told; None: there are no copies.
+            replaces: A connection to it that has ended, whose number the new one gets.
+            patience: Seconds; None: as at the start of a job.
 
         Raises:
             RendezvousError: The server cannot be reached or does not hold the key; the message names it.
         """
         ensure_descriptors(8, "a connection to a server of parameters")
         where = f"{address.name} at {address.host}:{address.port}"
-        patience = max(self.settings.start_timeout, HANDSHAKE_TIMEOUT)
+        if patience is None:
+            patience = max(self.settings.start_timeout, HANDSHAKE_TIMEOUT)
         deadline = time.monotonic() + patience
         try:
             with contextlib.closing(dial(address.host, address.port, patience)) as answers:
                 connected = next(answers)
             channel = ClientChannel(connected, key, Identity(0, 1, _JOB), deadline)
             with contextlib.closing(channel):
-                return self._introduce(channel, address.name, key, deadline)
+                return self._introduce(channel, address.name, key, ring, replaces, deadline)
         except (AuthenticationError, VersionError) as error:
             raise RendezvousError(f"{where} cannot be used: {error}") from None
         except OSError as error:
@@ -244,14 +304,23 @@ class Client:
                 f"{where} cannot be reached ({error.strerror or error}); does it still run?"
             ) from error
 
-    def _introduce(self, channel: ClientChannel, server: str, key: JobKey, deadline: float) -> Connected:
+    def _introduce(
+        self,
+        channel: ClientChannel,
+        server: str,
+        key: JobKey,
+        ring: ServerRing | None,
+        replaces: Connected | None,
+        deadline: float,
+    ) -> Connected:
         hello = json.loads(channel.receive(deadline))
         if "refused" in hello:
             raise RendezvousError(f"{server} has rejected this client: {hello['refused']}")
         salt = secrets.token_bytes(_SALT_BYTES)
         with _memory(tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
             pid = os.getpid() if memory_fd >= 0 else 0
-            channel.send(encode({"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer}), deadline)
+            told = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer}
+            channel.send(encode({**told, "ring": None if ring is None else ring._asdict()}), deadline)
             answer = json.loads(channel.receive(deadline))
             if memory_fd >= 0 and not answer["memory"] and self.settings.log_level not in ("error", "fatal"):
                 why = answer["problem"]
@@ -259,8 +328,11 @@ class Client:
             keys = _keys(key, salt + bytes.fromhex(hello["salt"]), _TO_SERVER, _TO_CLIENT)
             set_options(channel.socket, MESSAGES, self.settings)
             shared = (memory_fd, int(hello["pid"])) if answer["memory"] else (-1, 0)
-            number = parameters.add_server(Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared))
-            return Connected(number, frozenset(map(str, hello["rules"])))
+            peer = Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared)
+            if replaces is not None:
+                parameters.reconnect(replaces.number, peer)
+                return replaces
+            return Connected(parameters.add_server(peer), frozenset(map(str, hello["rules"])))
 
 
 @contextlib.contextmanager

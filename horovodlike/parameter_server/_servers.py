@@ -26,6 +26,7 @@ from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
 from horovodlike.parameter_server import _rules
 from horovodlike.parameter_server._connections import Address, Listener, facts_of
+from horovodlike.parameter_server._copies import CopyKeeper
 
 _lock = threading.RLock()
 _listener: Listener | None = None  # of this rank, if it serves
@@ -78,7 +79,7 @@ def serve(settings: Config) -> Address:
             _rules.serve()
             name = f"the parameter server of rank {basics.rank()}"
             facts = facts_of(basics.place(), settings)
-            _listener = Listener(key_of_ranks(), basics.address(), name, facts, settings, _rules.registered)
+            _listener = Listener(key_of_ranks(), basics.address(), name, facts, settings, _rules.registered, CopyKeeper)
         return _listener.address
 
 

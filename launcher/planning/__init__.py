@@ -116,6 +116,7 @@ class JobSpec:
         reasons: The reasons for decisions about the job, for ``verbose``.
         servers: How many processes serve parameters beside the ranks.
         server_modules: The modules that they import, for the user's own update rules.
+        replicated_servers: Whether the job goes on when one of them is lost.
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
     """
 
@@ -143,6 +144,7 @@ class JobSpec:
     reasons: tuple[str, ...] = field(default=(), compare=False)
     servers: int = 0
     server_modules: tuple[str, ...] = ()
+    replicated_servers: bool = False
     files: tuple[str, ...] = ()
 
     def called(self, flag: str) -> str:

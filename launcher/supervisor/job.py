@@ -59,6 +59,7 @@ class Job(Supervisor):
         look_every: float | None = None,
         on_gone: Callable[[int, str], None] | None = None,
         num_ranks: int | None = None,
+        needs_servers: bool = True,
     ) -> None:
         """Prepare the job; :meth:`run` supervises it.
 
@@ -70,8 +71,8 @@ class Job(Supervisor):
             network_timeout: How long another host may be silent, in seconds.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
-            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal; the
-                job ends if one of them exits before.
+            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal.
+            needs_servers: Whether the job ends if a server exits before.
         """
         super().__init__(output, wakeup)
         self._connections = AgentConnections(connections, self, output, network_timeout)
@@ -81,6 +82,7 @@ class Job(Supervisor):
         self._look_every = look_every
         self._tell_gone = on_gone
         self._num_ranks = num_ranks
+        self._needs_servers = needs_servers
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
@@ -168,7 +170,10 @@ class Job(Supervisor):
             if not self._ended and self._a_rank_runs():
                 host = self._connection_of[rank].host
                 how = failure_attribution.how_it_ended(server, pid, status, host, "server")
-                self._blame(f"{how}, and the ranks need it")
+                if self._needs_servers:
+                    self._blame(f"{how}, and the ranks need it")
+                else:
+                    self._output.say(f"hvdrun: {how}; the job goes on without it")
             return
         if status != 0 and not self._decided and not self._ended:
             host = self._connection_of[rank].host

@@ -196,6 +196,7 @@ class StaticLaunch(Launch):
             look_every=self._look_every,
             on_gone=self._server.exited,
             num_ranks=self._num_ranks,
+            needs_servers=not self._spec.replicated_servers,
         )
         self._attach(self._job)
         self._say(*self._said)

@@ -107,9 +107,10 @@ struct Array {
   std::unique_ptr<ClientArray> array;
 
   Array(Process* of, const std::vector<hvl_parameters_shard>& shards, int32_t num_clients = 0,
-        DataType dtype = HVL_FLOAT32)
+        DataType dtype = HVL_FLOAT32, const hvl_parameters_ring* ring = nullptr)
       : process(of) {
-    const hvl_parameters_array_config config{7, dtype, shards.data(), static_cast<int32_t>(shards.size()), num_clients};
+    const hvl_parameters_array_config config{7,           dtype, shards.data(), static_cast<int32_t>(shards.size()),
+                                             num_clients, ring};
     CHECK_EQ(ClientArray::make(config, &array).message(), "");
   }
   Status create() {

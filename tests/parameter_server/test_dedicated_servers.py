@@ -154,6 +154,36 @@ def test_a_killed_server_fails_the_ranks_and_the_job(launch: Callable[..., Launc
     assert ended.out.count(b"failed at") == 2
 
 
+def test_a_killed_server_is_replaced_by_its_copy(launch: Callable[..., Launch]) -> None:
+    job = launch(
+        "-np 2 --servers 3 --replicated-servers",
+        """
+        server = ParameterServer([np.zeros(200_000, np.int64), np.zeros(7)], replicas=1)
+        for push in range(200):
+            server.send([np.ones(200_000, np.int64), np.ones(7)]).wait()
+            if push == 20:
+                print("ready", flush=True)
+        hvd.barrier()
+        server.await_replicas().wait(30)
+        hvd.barrier()
+        print("complete", flush=True)
+        for push in range(200):
+            server.send([np.ones(200_000, np.int64), np.ones(7)]).wait()
+        hvd.barrier()
+        assert all((each == 800).all() for each in server.receive().wait())
+        server.close()
+    """,
+    )
+    job.expect(b"ready", 2)
+    os.kill(servers_of(job)[0], signal.SIGKILL)
+    job.expect(b"complete", 2)
+    os.kill(servers_of(job)[0], signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 0, ended.err
+    assert ended.err.count("was killed by signal 9 (SIGKILL); the job goes on without it") == 2
+    assert "this parameter server goes on with the copy of shard" in ended.err
+
+
 def test_a_module_that_cannot_be_imported_ends_the_job(run: Callable[..., Ended]) -> None:
     job = run("-np 1 --servers 1 --server-module no_such_rules", "signal.pause()")
     assert job.code == 1
@@ -229,6 +259,8 @@ def test_output_of_servers(run: Callable[..., Ended], tmp_path: Path) -> None:
         ("--servers 0", "--servers 0: from 1 to 65536 processes can serve parameters"),
         ("--server-module rules", "--server-module needs --servers N"),
         ("--servers 2 --server-module rules.py/", "give the name of a module, such as my_rules, not that of a file"),
+        ("--replicated-servers", "--replicated-servers needs --servers N, with at least two servers"),
+        ("--servers 1 --replicated-servers", "--replicated-servers needs --servers N, with at least two servers"),
         ("--servers 2 --min-np 1", "--servers cannot be used with elastic jobs"),
         ("--servers 2 --mpi", "--servers cannot be used with --mpi"),
     ],

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include "parameters/clocks.h"
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -61,7 +63,31 @@ Status ClientArray::make(const hvl_parameters_array_config& config, std::unique_
     made->shards_.push_back(Place{shard.server, made->count_, static_cast<uint64_t>(shard.count)});
     made->count_ += static_cast<uint64_t>(shard.count);
   }
-  *array = std::move(made);
+  std::random_device random;
+  made->client_ = uint64_t{random()} << 32 | random() | 1;
+  Status status;
+  if (config.ring != nullptr) status = made->set_ring(*config.ring);
+  if (status.ok()) *array = std::move(made);
+  return status;
+}
+
+Status ClientArray::set_ring(const hvl_parameters_ring& ring) {
+  const double nanoseconds = ring.patience * static_cast<double>(kSecond);
+  if (ring.id == 0) return invalid("the ring of an array has no id");
+  if (ring.num_servers < 2) return invalid("a copy of a shard needs another server");
+  const bool is_valid =
+      nanoseconds >= static_cast<double>(kLeastPatience) && nanoseconds <= static_cast<double>(kMostPatience);
+  if (!is_valid) return invalid("servers that do not answer are lost after 1 s to 3600 s");
+  ring_ = RingInfo{ring.id, static_cast<uint64_t>(nanoseconds)};
+  routes_ = std::make_shared<ShardRoutes>();
+  routes_->ring = ring_.ring;
+  routes_->patience = ring_.patience;
+  routes_->servers.assign(ring.servers, ring.servers + ring.num_servers);
+  for (const Place& place : shards_) {
+    const auto at = std::find(routes_->servers.begin(), routes_->servers.end(), place.server);
+    if (at == routes_->servers.end()) return invalid("a shard is at a server that is not in the ring");
+    routes_->shards.emplace_back().at = static_cast<size_t>(at - routes_->servers.begin());
+  }
   return Status();
 }
 
@@ -70,6 +96,9 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
   piece.server = shards_[shard].server;
   piece.command.kind = kind;
   piece.command.shard = ShardId{id_, static_cast<uint32_t>(shard)};
+  piece.command.client = client_;
+  piece.is_routed = routes_ != nullptr;
+  if (request->routes == nullptr) request->routes = routes_;
   return &piece;
 }
 
@@ -139,10 +168,26 @@ Status ClientArray::check_update(const Update& update, const Conversion& convers
 
 Status ClientArray::create(ClientRequest* request) const {
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
-    Command& command = add_piece(Command::Kind::kCreate, shard, request)->command;
-    command.dtype = dtype_;
-    command.range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
+    RequestPiece* piece = add_piece(Command::Kind::kCreate, shard, request);
+    piece->command.dtype = dtype_;
+    piece->command.range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
+    piece->is_routed = false;
+    if (routes_ == nullptr) continue;
+    piece->sent = reinterpret_cast<const char*>(&ring_);
+    piece->num_sent = sizeof ring_;
   }
+  if (routes_ == nullptr || num_clients_ == 0) return Status();
+  for (const int64_t server : routes_->servers) {
+    RequestPiece* piece = add_piece(Command::Kind::kJoin, 0, request);
+    piece->server = server;
+    piece->is_routed = false;
+  }
+  return Status();
+}
+
+Status ClientArray::await_copies(ClientRequest* request) const {
+  if (routes_ == nullptr) return invalid("the shards of the array have no copies");
+  for (size_t shard = 0; shard < shards_.size(); ++shard) add_piece(Command::Kind::kAwait, shard, request);
   return Status();
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parameters/client_request.h"
+#include "parameters/router.h"
 
 namespace hvl {
 
@@ -36,6 +37,8 @@ class ClientArray {
   static Status make(const hvl_parameters_array_config& config, std::unique_ptr<ClientArray>* array);
 
   Status create(ClientRequest* request) const;
+  // Ends when all shards have copies.
+  Status await_copies(ClientRequest* request) const;
   Status remove(ClientRequest* request) const;
   Status tick(int64_t staleness, ClientRequest* request) const;
   Status send(const Update& update, const Conversion& conversion, int64_t offset, int64_t count, const char* elements,
@@ -60,6 +63,7 @@ class ClientArray {
   };
 
   ClientArray() = default;
+  Status set_ring(const hvl_parameters_ring& ring);
   RequestPiece* add_piece(Command::Kind kind, size_t shard, ClientRequest* request) const;
   // Appends the commands for items of a part that are on one shard. `memory`: of these items.
   void add_pieces(const Command& command, size_t shard, Range items, char* memory, ClientRequest* request) const;
@@ -79,6 +83,9 @@ class ClientArray {
   uint64_t id_ = 0;
   DataType dtype_ = HVL_FLOAT32;
   uint64_t num_clients_ = 0;
+  uint64_t client_ = 0;  // chosen at random
+  RingInfo ring_;
+  std::shared_ptr<ShardRoutes> routes_;  // null: the shards have no copies
   std::vector<Place> shards_;
   uint64_t count_ = 0;
   std::mutex mutex_;  // a leaf lock

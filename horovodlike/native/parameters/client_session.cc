@@ -1,6 +1,10 @@
 #include "parameters/client_session.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
+
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -15,6 +19,32 @@ constexpr uint64_t kMostBatchBytes = kMessageCredit / 2 - 8 * kEagerBytes;
 ClientSession::ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
                              OnEnd on_end)
     : Session(server, std::move(stream), keys), on_end_(std::move(on_end)) {}
+
+void ClientSession::call(Piece* piece) {
+  patience_ = std::max(patience_, piece->patience);
+  if (!has_pending()) renew_patience();
+  waiting_.push_back(piece);
+}
+
+void ClientSession::renew_patience() {
+  if (patience_ > 0) last_news_ = now_ns();
+}
+
+Status ClientSession::check_patience(uint64_t now) {
+  if (patience_ == 0 || !has_pending() || now < last_news_) return Status();
+  const uint64_t silence = now - last_news_;
+  if (silence > patience_) {
+    return Status::lost(peer() + " has not answered for " + std::to_string(silence / kMillisecond) + " ms");
+  }
+  if (silence > patience_ / 4 && !is_asking_) {
+    is_asking_ = true;
+    question_ = Piece();
+    question_.command.kind = Command::Kind::kAsk;
+    question_.on_end = [this](Piece*, const Status&) { is_asking_ = false; };
+    waiting_.push_front(&question_);
+  }
+  return Status();
+}
 
 // Each command may be a batch by itself.
 uint64_t ClientSession::cost_of(const Piece& piece) {
@@ -62,7 +92,12 @@ Status ClientSession::on_batch(Bytes batch) {
     if (!fits) return wrong("a reply to no command");
     if (found->second->is_coming) return wrong("an error behind the elements");
     if (is_large(*found->second) && !found->second->is_sent) return wrong("a reply before it has the elements");
-    if (!reply.status.ok()) reply.status = Status(reply.status.code(), peer() + ": " + reply.status.message());
+    found->second->is_answered = true;
+    found->second->view = reply.view;
+    const std::string text = peer() + ": " + reply.status.message();
+    if (!reply.status.ok()) {
+      reply.status = reply.status.is_lost() ? Status::lost(text) : Status(reply.status.code(), text);
+    }
     end(reply.number, reply.status);
   }
   give_credit(batch.size());
@@ -80,6 +115,8 @@ Status ClientSession::on_elements(uint64_t number, uint64_t num_bytes) {
 }
 
 Status ClientSession::on_fetched(uint64_t number) {
+  const auto found = pending_.find(number);
+  if (found != pending_.end()) found->second->is_answered = true;
   end(number, Status());
   return Status();
 }
@@ -98,12 +135,18 @@ void ClientSession::end(uint64_t number, const Status& status) {
   pending_.erase(found);
   num_batch_bytes_ -= cost_of(*piece);
   if (is_large(*piece)) --num_large_;
-  on_end_(piece, status);
+  tell(piece, status);
+}
+
+void ClientSession::tell(Piece* piece, const Status& status) {
+  if (piece->on_end == nullptr) return on_end_(piece, status);
+  const auto on_end = std::move(piece->on_end);  // the piece may be gone then
+  on_end(piece, status);
 }
 
 void ClientSession::fail(const Status& status) {
-  for (const auto& [number, piece] : std::exchange(pending_, {})) on_end_(piece, status);
-  for (Piece* piece : std::exchange(waiting_, {})) on_end_(piece, status);
+  for (const auto& [number, piece] : std::exchange(pending_, {})) tell(piece, status);
+  for (Piece* piece : std::exchange(waiting_, {})) tell(piece, status);
 }
 
 }  // namespace hvl

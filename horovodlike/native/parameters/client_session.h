@@ -21,6 +21,10 @@ struct Piece {
   uint64_t num_received = 0;   // bytes
   bool is_sent = false;        // the payload, if it is a message of its own
   bool is_coming = false;      // the elements of a pull are being written to `received`
+  uint64_t patience = 0;       // nanoseconds: a server that does not answer for so long is lost; 0: for ever
+  bool is_answered = false;    // at its end: by the server
+  uint32_t view = 0;           // in the answer
+  std::function<void(Piece* piece, const Status& status)> on_end;  // null: that of the session
 };
 
 class ClientSession final : public Session {
@@ -32,7 +36,11 @@ class ClientSession final : public Session {
 
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands of a session are carried out
   // in order. They leave in batches: as few at a time as the server must keep for that.
-  void call(Piece* piece) { waiting_.push_back(piece); }
+  void call(Piece* piece);
+  // Returns an error if the server does not answer. Called now and then.
+  Status check_patience(uint64_t now);
+  // Bytes have moved, or this process has stood still: the server has time to answer from now on.
+  void renew_patience();
   bool has_pending() const { return !pending_.empty() || !waiting_.empty(); }
   bool can_call() const { return !waiting_.empty() && has_room_for(*waiting_.front()); }
   // Tells the server that the client ends the connection.
@@ -51,11 +59,16 @@ class ClientSession final : public Session {
   static uint64_t cost_of(const Piece& piece);
   bool has_room_for(const Piece& piece) const;
   void end(uint64_t number, const Status& status);
+  void tell(Piece* piece, const Status& status);
 
   const OnEnd on_end_;
   std::deque<Piece*> waiting_;                    // to be sent
   std::unordered_map<uint64_t, Piece*> pending_;  // by number
   uint64_t next_number_ = 1;
+  Piece question_;  // to which a server that is alive answers
+  bool is_asking_ = false;
+  uint64_t patience_ = 0;
+  uint64_t last_news_ = 0;
   size_t num_large_ = 0;          // pending commands with a payload of their own
   uint64_t num_batch_bytes_ = 0;  // of pending commands in batches
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -18,6 +19,13 @@ class ClockClient {
   virtual void on_ticked(uint64_t number, const Status& status) = 0;
 };
 
+// A client that ticks, and what takes the end of the tick: null if nothing waits for it.
+struct Ticker {
+  uint64_t client = 0;
+  ClockClient* waiter = nullptr;
+  uint64_t number = 0;
+};
+
 class Clocks {
  public:
   static constexpr uint64_t kLeaves = UINT64_MAX;  // in place of a staleness: the client has no clock any more
@@ -27,55 +35,71 @@ class Clocks {
 
   uint64_t expected() const { return expected_; }
   // Adds a client, unless it is there. One that comes after all others were there begins with the slowest.
-  void add(ClockClient* client) {
+  void add(uint64_t client) {
     clocks_.emplace(client, clocks_.size() < num_live_ ? 0 : slowest());
     num_live_ = std::max<uint64_t>(num_live_, clocks_.size());
   }
-  // Advances the clock of a client. The tick ends when the clock is `staleness` ahead of the slowest at most.
-  void tick(ClockClient* client, uint64_t number, uint64_t staleness) {
-    const auto found = clocks_.find(client);
+  // Advances the clock of a client, unless that was done before. The tick ends when the clock is `staleness` ahead of
+  // the slowest at most.
+  void tick(const Ticker& ticker, uint64_t staleness, bool advances) {
+    if (staleness == kLeaves) return leave(ticker);
+    const auto found = clocks_.find(ticker.client);
     if (found == clocks_.end()) {
-      return client->on_ticked(number, Status(HVL_INVALID_ARGUMENT, "this client has not created the array"));
+      return end(ticker, Status(HVL_INVALID_ARGUMENT, "this client has not created the array"));
     }
-    if (staleness == kLeaves) return leave(client, number);
-    if (std::count_if(waiting_.begin(), waiting_.end(), [&](const Tick& each) { return each.client == client; }) >=
-        kMostWaiting) {
-      return client->on_ticked(number, Status(HVL_INVALID_ARGUMENT, "too many ticks of this client wait"));
+    if (std::count_if(waiting_.begin(), waiting_.end(),
+                      [&](const Tick& each) { return each.ticker.waiter == ticker.waiter; }) >= kMostWaiting) {
+      return end(ticker, Status(HVL_INVALID_ARGUMENT, "too many ticks of this client wait"));
     }
-    ++found->second;
-    waiting_.push_back(Tick{client, number, found->second, staleness});
+    if (advances) ++found->second;
+    if (ticker.waiter != nullptr) waiting_.push_back(Tick{ticker, found->second, staleness});
     end_those_due();
   }
   // The client is gone.
-  void remove(ClockClient* client) {
+  void remove(uint64_t client) {
     if (clocks_.erase(client) == 0) return;
     --num_live_;
-    const auto is_its = [&](const Tick& tick) { return tick.client == client; };
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_its), waiting_.end());
+    forget([&](const Tick& tick) { return tick.ticker.client == client; });
     end_those_due();
+  }
+  // Nothing takes the ends of these ticks any more.
+  void forget(const ClockClient* waiter) {
+    forget([&](const Tick& tick) { return tick.ticker.waiter == waiter; });
   }
   // Ends all ticks with an error.
   void fail(const Status& status) {
-    for (const Tick& tick : waiting_) tick.client->on_ticked(tick.number, status);
-    waiting_.clear();
+    for (const Tick& tick : std::exchange(waiting_, {})) end(tick.ticker, status);
   }
+
+  // For a copy of the clocks.
+  uint64_t num_live() const { return num_live_; }
+  const std::map<uint64_t, uint64_t>& all() const { return clocks_; }
+  void set(uint64_t client, uint64_t clock) { clocks_[client] = clock; }
+  void set_num_live(uint64_t num_live) { num_live_ = num_live; }
 
  private:
   static constexpr int kMostWaiting = 1024;  // ticks of a client
 
   struct Tick {
-    ClockClient* client;
-    uint64_t number;
+    Ticker ticker;
     uint64_t clock;
     uint64_t staleness;
   };
 
-  void leave(ClockClient* client, uint64_t number) {
+  static void end(const Ticker& ticker, const Status& status) {
+    if (ticker.waiter != nullptr) ticker.waiter->on_ticked(ticker.number, status);
+  }
+  // The client may have left before.
+  void leave(const Ticker& ticker) {
     for (const Tick& tick : waiting_) {
-      if (tick.client == client) client->on_ticked(tick.number, Status());
+      if (tick.ticker.client == ticker.client) end(tick.ticker, Status());
     }
-    remove(client);
-    client->on_ticked(number, Status());
+    remove(ticker.client);
+    end(ticker, Status());
+  }
+  template <typename Which>
+  void forget(Which&& which) {
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), which), waiting_.end());
   }
   uint64_t slowest() const {
     uint64_t least = clocks_.size() < num_live_ ? 0 : UINT64_MAX;
@@ -85,14 +109,15 @@ class Clocks {
   void end_those_due() {
     const uint64_t slow = slowest();
     const auto waits = [&](const Tick& tick) { return tick.clock > slow && tick.clock - slow > tick.staleness; };
-    const auto due = std::stable_partition(waiting_.begin(), waiting_.end(), waits);
-    for (auto tick = due; tick != waiting_.end(); ++tick) tick->client->on_ticked(tick->number, Status());
-    waiting_.erase(due, waiting_.end());
+    const auto first = std::stable_partition(waiting_.begin(), waiting_.end(), waits);
+    const std::vector<Tick> due(first, waiting_.end());
+    waiting_.erase(first, waiting_.end());
+    for (const Tick& tick : due) end(tick.ticker, Status());
   }
 
   const uint64_t expected_;
   uint64_t num_live_ = expected_;  // clients that were added, or are still expected
-  std::map<ClockClient*, uint64_t> clocks_;
+  std::map<uint64_t, uint64_t> clocks_;
   std::vector<Tick> waiting_;
 };
 

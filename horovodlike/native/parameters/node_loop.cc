@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace hvl {
@@ -18,6 +19,10 @@ namespace {
 
 constexpr int kMostReady = 64;
 constexpr int kLastRounds = 64;  // for what has come from a peer that has ended
+// Milliseconds. They also bound a wake-up that was lost with its sender.
+constexpr int kSleep = 500, kSleepWithCopies = 100;
+constexpr uint64_t kPause = kLeastPatience / 4;  // this process has stood still
+constexpr uint64_t kCheck = 20 * kMillisecond;
 
 void copy_out(const RequestPiece& piece) {
   const char* from = piece.received;
@@ -40,7 +45,12 @@ Status catch_no_memory(const std::string& peer, Function&& function) {
 }  // namespace
 
 NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
-    : handles_(*handles), epoll_(epoll_create1(EPOLL_CLOEXEC)), peers_mutex_(*peers_mutex) {
+    : handles_(*handles),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      peers_mutex_(*peers_mutex),
+      router_([this](int64_t server, RequestPiece* piece) { return call_server(server, piece); },
+              [this](RequestPiece* piece, const Status& status) { end(piece, status); }) {
+  store_.replicator().set_call([this](int64_t server, Piece* piece) { return call_server(server, piece); });
   epoll_event event{};
   event.events = EPOLLIN;
   if (epoll_ != -1 && epoll_ctl(epoll_, EPOLL_CTL_ADD, call, &event) == 0) return;
@@ -61,11 +71,15 @@ void NodeLoop::add_client(PeerConnection connection) {
 }
 
 void NodeLoop::add_server(PeerConnection connection, int64_t server) {
+  const auto found = servers_.find(server);
+  if (found != servers_.end() && found->second.peer != nullptr) return;  // it is connected
   const std::string name = connection.peer;
   Server& added = servers_[server];
   added.ended = catch_no_memory(name, [&] {
-    auto peer = std::make_unique<NodePeer>(std::move(connection), server,
-                                           [this](Piece* piece, const Status& status) { end(piece, status); });
+    auto peer = std::make_unique<NodePeer>(std::move(connection), server, [this](Piece* ended, const Status& status) {
+      auto* piece = static_cast<RequestPiece*>(ended);
+      piece->is_routed ? router_.on_end(piece, status) : end(piece, status);
+    });
     NodePeer* made = peer.get();
     add(std::move(peer));
     added.peer = made;
@@ -106,11 +120,13 @@ void NodeLoop::leave(NodePeer* peer) {
 }
 
 void NodeLoop::stop() {
+  const Status why(HVL_SHUT_DOWN, "this process has stopped its parameter servers and clients");
   while (!peers_.empty()) {
     NodePeer* peer = peers_.back().get();
     if (peer->client() != nullptr) leave(peer);
-    drop(peer, Status(HVL_SHUT_DOWN, "this process has stopped its parameter servers and clients"));
+    drop(peer, why);
   }
+  router_.stop(why);
   handles_.wake_waiters();
   has_completed_ = false;
 }
@@ -118,19 +134,18 @@ void NodeLoop::stop() {
 void NodeLoop::begin(std::unique_ptr<ClientRequest> request) {
   ClientRequest* begun = request.release();  // until its last piece has ended
   begun->num_left = begun->pieces.size() + 1;
+  if (begun->occasion != Occasion::kPieces) return begin_occasion(begun);
   for (RequestPiece& piece : begun->pieces) {
     piece.request = begun;
-    const auto server = servers_.find(piece.server);
-    if (server == servers_.end()) {
-      end(&piece, Status(HVL_INVALID_ARGUMENT, "there is no server " + std::to_string(piece.server)));
-    } else if (server->second.peer == nullptr) {
-      end(&piece, server->second.ended);
+    if (piece.is_routed) {
+      router_.begin(&piece);
     } else {
-      NodePeer* peer = server->second.peer;
-      const Status status = catch_no_memory(peer->name(), [&] {
-        mark_ready(peer);
-        peer->client()->call(&piece);
-        return Status();
+      const Status status = catch_no_memory("a server", [&] {
+        if (call_server(piece.server, &piece)) return Status();
+        const auto server = servers_.find(piece.server);
+        return server != servers_.end()
+                   ? server->second.ended
+                   : Status(HVL_INVALID_ARGUMENT, "there is no server " + std::to_string(piece.server));
       });
       if (!status.ok()) end(&piece, status);
     }
@@ -138,8 +153,30 @@ void NodeLoop::begin(std::unique_ptr<ClientRequest> request) {
   complete(begun);
 }
 
-void NodeLoop::end(Piece* piece, const Status& status) {
-  const RequestPiece& ended = *static_cast<RequestPiece*>(piece);
+void NodeLoop::begin_occasion(ClientRequest* request) {
+  const auto server = servers_.find(request->server);
+  if (server == servers_.end() || server->second.peer == nullptr) {
+    request->status = server != servers_.end() ? server->second.ended : Status(HVL_INVALID_ARGUMENT, "no such server");
+    return complete(request);
+  }
+  if (request->occasion == Occasion::kServerEnds) return server->second.awaiting.push_back(request);
+  has_copies_ = true;
+  store_.replicator().begin(request->ring, request->server, [this, request](const Status& why) {
+    request->status = why;
+    complete(request);
+  });
+}
+
+bool NodeLoop::call_server(int64_t server, Piece* piece) {
+  const auto found = servers_.find(server);
+  if (found == servers_.end() || found->second.peer == nullptr) return false;
+  mark_ready(found->second.peer);
+  found->second.peer->client()->call(piece);
+  return true;
+}
+
+void NodeLoop::end(RequestPiece* piece, const Status& status) {
+  const RequestPiece& ended = *piece;
   if (status.ok()) {
     copy_out(ended);
   } else if (ended.request->status.ok()) {
@@ -219,10 +256,18 @@ void NodeLoop::drop(NodePeer* peer, const Status& why) {
   if (peer->client() == nullptr && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
     log(LogLevel::kWarning, "a client of this parameter server is dropped: " + why.message());
   }
-  if (peer->client() != nullptr) servers_[peer->server()] = Server{nullptr, why};
+  const int64_t number = peer->server();
+  if (peer->client() != nullptr) servers_[number].peer = nullptr, servers_[number].ended = why;
   local_.erase(std::remove(local_.begin(), local_.end(), peer), local_.end());
   ready_.erase(std::remove(ready_.begin(), ready_.end(), peer), ready_.end());
   peer->end(why);
+  if (peer->client() != nullptr) {
+    store_.replicator().end_server(number, why);
+    for (ClientRequest* request : std::exchange(servers_[number].awaiting, {})) {
+      request->status = why;
+      complete(request);
+    }
+  }
   has_completed_ = true;
   std::unique_ptr<NodePeer> dropped;  // ticks of other clients may end now, and mark their peers
   {
@@ -231,6 +276,29 @@ void NodeLoop::drop(NodePeer* peer, const Status& why) {
     peers_.erase(owner);
     dropped = nullptr;
   }
+}
+
+int NodeLoop::check_time() {
+  if (!has_copies_ && !store_.has_rings() && !router_.is_used()) return kSleep;
+  const uint64_t now = now_ns();
+  const uint64_t pause = last_turn_ == 0 ? 0 : now - last_turn_;
+  last_turn_ = now;
+  store_.check_pause(now);
+  for (const auto& peer : peers_) {
+    if (pause >= kPause && peer->client() != nullptr) peer->client()->renew_patience();
+  }
+  const int longest_sleep = router_.is_searching() ? static_cast<int>(kCheck / kMillisecond) : kSleepWithCopies;
+  if (now < next_check_) return longest_sleep;
+  next_check_ = now + kCheck;
+  router_.retry();
+  store_.replicator().keep_alive(now);
+  for (const auto& peer : peers_) {
+    if (peer->client() == nullptr) continue;
+    Status status = peer->client()->check_patience(now);
+    if (!status.ok()) failed_.emplace_back(peer.get(), std::move(status));
+    if (peer->can_progress()) mark_ready(peer.get());
+  }
+  return longest_sleep;
 }
 
 void NodeLoop::arm() {

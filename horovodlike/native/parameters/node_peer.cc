@@ -84,7 +84,13 @@ void NodePeer::close_in_child() {
   if (is_local()) local_->close();
 }
 
-Status NodePeer::progress(bool* progressed) { return session_->progress(progressed); }
+Status NodePeer::progress(bool* progressed) {
+  bool moved = false;
+  Status status = session_->progress(&moved);
+  if (moved && client_ != nullptr) client_->renew_patience();
+  *progressed = *progressed || moved;
+  return status;
+}
 
 Status NodePeer::take_input() {
   if (!is_local()) return Status();

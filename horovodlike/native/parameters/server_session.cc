@@ -1,7 +1,6 @@
 #include "parameters/server_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace hvl {
@@ -14,20 +13,16 @@ constexpr size_t kReplies = 128;                              // batches of repl
 constexpr uint64_t kBudget = 4 * kPieceBytesMost;             // of a progress()
 constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
 
-bool has_elements(const Command& command) {
-  return command.kind == Command::Kind::kPush && (command.part != Part::kValues || has_payload(command.update.rule));
-}
-
 }  // namespace
 
 ServerSession::ServerSession(const std::string& client, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
-                             ShardStore* store, std::function<void()> on_ticked)
-    : Session(client, std::move(stream), keys), store_(*store), notify_(std::move(on_ticked)) {}
+                             ShardStore* store, std::function<void()> notify)
+    : Session(client, std::move(stream), keys),
+      store_(*store),
+      notify_(std::move(notify)),
+      runner_(new CommandRunner(store, this)) {}
 
-ServerSession::~ServerSession() {
-  close();  // before the memory goes
-  store_.drop(this);
-}
+ServerSession::~ServerSession() { close(); }  // before the memory goes
 
 Status ServerSession::on_batch(Bytes batch) {
   num_waiting_bytes_ += batch.size();
@@ -66,8 +61,13 @@ Status ServerSession::on_sent(uint64_t number) {
   return run_commands();
 }
 
-void ServerSession::on_ticked(uint64_t number, const Status& status) {
-  put(Reply{number, status});
+void ServerSession::return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) {
+  const char* elements = memory.get();
+  returned_[number] = std::move(memory);
+  send_elements(number, elements, num_bytes);
+}
+
+void ServerSession::notify() {
   if (notify_ != nullptr) notify_();
 }
 
@@ -102,121 +102,22 @@ Status ServerSession::run_commands() {
 }
 
 Status ServerSession::run(const Command& command, bool* done) {
-  *done = command.kind != Command::Kind::kPull || returned_.size() < kReturned;
+  *done = (command.kind != Command::Kind::kPull || returned_.size() + runner_->num_pulled() < kReturned) &&
+          runner_->has_room_for(command);
   if (!*done) return Status();
-  Elements elements;
-  Pushed payload{inline_payload_, command.num_inline};
-  const bool is_large = command.num_inline == 0 && (command.num_ranges > 0 || has_elements(command));
-  if (is_large && command.range.count > 0) {
+  CommandRunner::Pushed payload{inline_payload_, command.num_inline};
+  BufferPool::Pointer memory;
+  if (CommandRunner::has_large_payload(command)) {
     *done = !pushed_.empty() && pushed_.front().is_here;
     if (!*done) return Status();
-    elements = std::move(pushed_.front());
+    Elements elements = std::move(pushed_.front());
     pushed_.pop_front();
     fetch_next();
     if (elements.number != command.number) return wrong("elements in another order than their commands");
-    payload = Pushed{elements.memory.get(), elements.num_bytes};
+    payload = CommandRunner::Pushed{elements.memory.get(), elements.num_bytes};
+    memory = std::move(elements.memory);
   }
-  const bool replies = command.kind != Command::Kind::kPull && command.kind != Command::Kind::kTick &&
-                       command.kind != Command::Kind::kLeave;
-  Status status = carry_out(command, payload);
-  if (replies || !status.ok()) put(Reply{command.number, std::move(status)});
-  return Status();
-}
-
-Status ServerSession::carry_out(const Command& command, const Pushed& payload) {
-  using Kind = Command::Kind;
-  switch (command.kind) {
-    case Kind::kCreate:
-      return store_.create(command.shard, command.dtype, command.range.count, has_left_ ? 0 : command.range.offset,
-                           this);
-    case Kind::kRemove: return store_.remove(command.shard);
-    case Kind::kTick:
-      if (has_left_) return Status();  // the client waits for no more replies
-      store_.tick(command.shard.array, this, command.number, command.range.offset);
-      return Status();
-    case Kind::kLeave:
-      has_left_ = true;
-      store_.drop(this);
-      return Status();
-    case Kind::kPush:
-    case Kind::kPull: break;
-  }
-  Shard* shard = store_.find(command.shard);
-  if (shard == nullptr) {
-    return Status(HVL_INVALID_ARGUMENT, "there is no such shard: it has not been created, or it has been removed");
-  }
-  Pushed elements = payload;
-  const Status status = take_ranges(command, *shard, &elements);
-  if (!status.ok()) return status;
-  return command.kind == Kind::kPush ? push(command, shard, elements) : pull(command, *shard);
-}
-
-Status ServerSession::take_ranges(const Command& command, const Shard& shard, Pushed* payload) {
-  ranges_.assign(1, command.range);
-  if (command.num_ranges > 0) {
-    const uint64_t num_bytes = command.num_ranges * sizeof(Range);
-    if (payload->num_bytes < num_bytes) return Status(HVL_INVALID_ARGUMENT, "the ranges of a command are cut off");
-    ranges_.resize(command.num_ranges);
-    std::memcpy(ranges_.data(), payload->bytes, num_bytes);
-    payload->bytes += num_bytes;
-    payload->num_bytes -= num_bytes;
-  }
-  uint64_t count = 0;
-  for (const Range& range : ranges_) {
-    const Status status = shard.check_range(range, command.part);
-    if (!status.ok()) return status;
-    const bool fits = command.num_ranges == 0 || range.count <= kPieceBytesMost;  // the sum does not overflow, either
-    if (!fits) return Status(HVL_INVALID_ARGUMENT, "a range of a command has more elements than a piece may have");
-    count += range.count;
-  }
-  if (count == command.range.count) return Status();
-  return Status(HVL_INVALID_ARGUMENT, "the ranges of a command have another number of elements than it says");
-}
-
-Status ServerSession::push(const Command& command, Shard* shard, Pushed elements) {
-  const uint64_t count = has_elements(command) ? command.range.count : 0, width = shard->width_of(command.part);
-  const bool is_converted = command.format != HVL_PAYLOAD_FULL;
-  const bool can_convert = shard->dtype() == HVL_FLOAT32 || shard->dtype() == HVL_FLOAT64;
-  if (is_converted && (!can_convert || command.part != Part::kValues)) {
-    return Status(HVL_INVALID_ARGUMENT, "only values of float32 and float64 are sent as numbers of fewer bits");
-  }
-  const uint64_t expected = is_converted ? num_bytes_of(command.format, shard->dtype(), count) : count * width;
-  if (elements.num_bytes != expected) {
-    return Status(HVL_MISMATCH, std::to_string(elements.num_bytes) + " bytes were pushed for " + std::to_string(count) +
-                                    " elements of " + name_of(shard->dtype()));
-  }
-  BufferPool::Pointer widened;
-  if (is_converted) {
-    widened = store_.buffers().take(count * width);
-    widen(command.format, shard->dtype(), elements.bytes, count, widened.get());
-    elements.bytes = widened.get();
-  }
-  const char* bytes = has_elements(command) ? elements.bytes : nullptr;
-  if (command.part == Part::kValues) {
-    return shard->apply(command.update, ranges_, bytes, store_.user_rules());
-  }
-  for (const Range& range : ranges_) {
-    shard->write(command.part, range, bytes);
-    bytes += range.count * width;
-  }
-  return Status();
-}
-
-// The elements are copied, since later pushes may change them before they are sent.
-Status ServerSession::pull(const Command& command, const Shard& shard) {
-  const uint64_t width = shard.width_of(command.part);
-  if (command.range.count > kPieceBytesMost / width) {
-    return Status(HVL_INVALID_ARGUMENT, "more elements are asked for than a piece may have");
-  }
-  const uint64_t num_bytes = command.range.count * width;
-  Elements& elements = returned_[command.number];
-  elements.memory = store_.buffers().take(num_bytes);
-  char* to = elements.memory.get();
-  for (const Range& range : ranges_) {
-    shard.read(command.part, range, to);
-    to += range.count * width;
-  }
-  send_elements(command.number, elements.memory.get(), num_bytes);
+  runner_->carry_out(command, payload, std::move(memory));
   return Status();
 }
 

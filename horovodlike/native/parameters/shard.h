@@ -48,6 +48,8 @@ class Shard {
   Status apply(const Update& update, uint64_t offset, uint64_t count, const char* pushed) {
     return apply(update, {Range{offset, count}}, pushed);
   }
+  // False: the items of the range are all 0, as they were made.
+  bool is_used(Part part, const Range& range) const;
   // Copy a range that check_range() has found right.
   void read(Part part, const Range& range, char* to) const;
   void write(Part part, const Range& range, const char* from);

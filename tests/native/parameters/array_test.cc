@@ -104,7 +104,7 @@ TEST(many_rows_and_long_ones_are_cut_into_pieces) {
 TEST(bad_calls_are_refused_at_the_client) {
   std::unique_ptr<ClientArray> array;
   const hvl_parameters_shard shard{1, 10};
-  CHECK(ClientArray::make({1, HVL_FLOAT32, &shard, 1, 0}, &array).ok());
+  CHECK(ClientArray::make({1, HVL_FLOAT32, &shard, 1, 0, nullptr}, &array).ok());
   ClientRequest request;
   std::vector<float> values(10);
   char* memory = reinterpret_cast<char*>(values.data());
@@ -118,9 +118,9 @@ TEST(bad_calls_are_refused_at_the_client) {
   CHECK_HAS(array->tick(1, &request).message(), "no clocks");
   CHECK_HAS(array->send(Update{Rule::kSgd, {1.0 / 0.0}}, {}, 0, 1, memory, &request).message(), "not finite");
   CHECK_HAS(array->move_state(Command::Kind::kPull, 3, memory, &request).message(), "no such state");
-  CHECK(ClientArray::make({1, HVL_INT32, &shard, 1, 0}, &array).ok());
+  CHECK(ClientArray::make({1, HVL_INT32, &shard, 1, 0, nullptr}, &array).ok());
   CHECK_HAS(array->send(kAdd, {HVL_PAYLOAD_INT8, false}, 0, 1, memory, &request).message(), "int32");
-  CHECK_HAS(ClientArray::make({1, HVL_INT32, &shard, 0, 0}, &array).message(), "no shards");
+  CHECK_HAS(ClientArray::make({1, HVL_INT32, &shard, 0, 0, nullptr}, &array).message(), "no shards");
   CHECK(request.pieces.empty());
 }
 

@@ -117,7 +117,7 @@ void on_each_way(const std::function<void(const std::function<std::unique_ptr<Co
 
 // A store with a shard.
 struct OneShard : ShardStore {
-  explicit OneShard(uint64_t count) { CHECK(create(kShard, HVL_FLOAT64, count, 0, nullptr).ok()); }
+  explicit OneShard(uint64_t count) { CHECK(create(kShard, HVL_FLOAT64, count, 0, 0).ok()); }
 };
 
 std::vector<double> numbers(uint64_t count, int seed) {
@@ -197,7 +197,7 @@ TEST(a_client_that_does_not_take_what_it_has_asked_for_holds_up_itself_only) {
 TEST(a_command_that_fails_does_not_end_the_session) {
   on_each_way([](const auto& connect) {
     OneShard store(1000);
-    CHECK(store.create(kOther, HVL_INT32, 1000, 0, nullptr).ok());
+    CHECK(store.create(kOther, HVL_INT32, 1000, 0, 0).ok());
     const auto connection = connect(&store);
     const std::vector<double> one = {1}, many(1000, 1), too_many(1001, 1);
     std::vector<double> values(1000), beyond(1001);
@@ -347,10 +347,13 @@ TEST(a_client_that_leaves_has_no_clock_any_more) {
   for (Connection* each : {&stays, &leaves}) {
     Piece* create = each->add(Command::Kind::kCreate, kShard, 2, 10);
     create->command.dtype = HVL_FLOAT64;
+    create->command.client = each == &stays ? 1 : 2;
     each->call(create);
     each->run();
   }
-  const uint64_t tick = stays.call(stays.add(Command::Kind::kTick, kShard, 0, 0));
+  Piece* ticks = stays.add(Command::Kind::kTick, kShard, 0, 0);
+  ticks->command.client = 1;
+  const uint64_t tick = stays.call(ticks);
   for (int round = 0; round < 10; ++round) stays.progress();
   CHECK_EQ(stays.ended.count(tick), size_t{0});
   leaves.client.leave();

@@ -6,8 +6,8 @@
 #include <random>
 #include <utility>
 
-#include "parameters/clocks.h"
 #include "base/clock.h"
+#include "parameters/clocks.h"
 
 namespace hvl {
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kSpin = 50 * kMicrosecond;
 constexpr uint64_t kAnswerCheck = 250 * kMillisecond;  // between two looks for hosts that do not answer
-constexpr uint64_t kPoll = 100 * kMicrosecond;   // between two looks at the sockets while there is other work
+constexpr uint64_t kPoll = 100 * kMicrosecond;         // between two looks at the sockets while there is other work
 
 int make_call() {
   const int call = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

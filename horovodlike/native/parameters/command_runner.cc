@@ -19,15 +19,16 @@ Status read_ring(const char* bytes, uint64_t num_bytes, RingInfo* ring) {
   return is_valid ? Status() : Status(HVL_INVALID_ARGUMENT, "the description of the ring of a shard is not valid");
 }
 
+// Ends the clocks of clients of arrays.
+void end_clocks(std::set<std::pair<uint64_t, uint64_t>>* joined, ShardStore* store) {
+  for (const auto& [array, client] : std::exchange(*joined, {})) store->drop(array, client);
+}
+
 }  // namespace
 
 CommandRunner::~CommandRunner() {
-  end_clocks();
+  end_clocks(&joined_, &store_);
   store_.drop(this, this);
-}
-
-void CommandRunner::end_clocks() {
-  for (const auto& [array, client] : std::exchange(joined_, {})) store_.drop(array, client);
 }
 
 bool CommandRunner::has_large_payload(const Command& command) {
@@ -93,7 +94,7 @@ Status CommandRunner::run_direct(Running* running) {
     case Kind::kLeave:
       has_left_ = true;
       running->replies = false;
-      end_clocks();
+      end_clocks(&joined_, &store_);
       return Status();
     case Kind::kCopy:
     case Kind::kAdopt: return Status(HVL_INVALID_ARGUMENT, "only servers send copies");

@@ -80,7 +80,6 @@ class CommandRunner : private ClockClient, private CommandOwner {
   void settle(Running* running);
   Reply reply_to(const Running& running, const Status& status = Status()) const;
   void return_pulled(uint64_t number);
-  void end_clocks();
   void on_ticked(uint64_t number, const Status& status) override;
   void on_settled(const Reply& reply) override;
   void on_room() override { output_.notify(); }

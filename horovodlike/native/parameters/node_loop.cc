@@ -42,6 +42,13 @@ Status catch_no_memory(const std::string& peer, Function&& function) {
   }
 }
 
+void leave(NodePeer* peer) {
+  catch_no_memory(peer->name(), [&] {
+    peer->leave();
+    return Status();
+  });
+}
+
 }  // namespace
 
 NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
@@ -110,13 +117,6 @@ void NodeLoop::remove_server(int64_t server) {
   leave(found->second.peer);
   drop(found->second.peer,
        Status(HVL_SHUT_DOWN, "this process has closed the connection to " + found->second.peer->name()));
-}
-
-void NodeLoop::leave(NodePeer* peer) {
-  catch_no_memory(peer->name(), [&] {
-    peer->leave();
-    return Status();
-  });
 }
 
 void NodeLoop::stop() {

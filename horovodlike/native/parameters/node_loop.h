@@ -61,7 +61,6 @@ class NodeLoop {
   bool call_server(int64_t server, Piece* piece);
   void add(std::unique_ptr<NodePeer> peer);
   void mark_ready(NodePeer* peer);
-  void leave(NodePeer* peer);
   void progress(NodePeer* peer, bool* progressed);
   void watch(NodePeer* peer, int operation);
   void drop(NodePeer* peer, const Status& why);

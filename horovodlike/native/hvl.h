@@ -528,7 +528,7 @@ typedef struct hvl_parameters_shard {
 } hvl_parameters_shard;
 
 /* The servers among which the shards of an array have copies: that of a shard is at the next server that is alive, in
- * the order of the ring. If one of the two servers is lost, the other one goes on, and makes another copy. What a
+ * the order of the ring. If one of the two servers is lost, the other one continues, and makes another copy. What a
  * handle has shown to be complete is not lost then. */
 typedef struct hvl_parameters_ring {
   uint64_t id;            /* unique among the rings of all clients of the servers, and not 0 */

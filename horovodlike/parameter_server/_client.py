@@ -56,8 +56,8 @@ class ParameterServer:
         staleness: For `tick`: how many ticks a rank may be ahead of the slowest one; None: `tick` is not used.
         payload: How elements are sent: None, as they are; for float32 and float64 also ``"bfloat16"`` or ``"int8"``.
             The rules that add make up for the rounding: what was lost is added to what is sent next.
-        replicas: 1: the part of each server has a copy at the next one, which goes on when the server is lost: nothing
-            is lost then that a `wait` has acknowledged, and no update is applied twice. A server counts as lost when
+        replicas: 1: the part of each server has a copy at the next one, which continues when the server is lost. Then
+            nothing is lost that a `wait` has acknowledged, and no update is applied twice. A server counts as lost when
             it has ended, or does not answer for HOROVODLIKE_NETWORK_TIMEOUT seconds (3600 at most).
         name: A name for messages; None: ``parameters.N``.
 
@@ -143,7 +143,7 @@ class ParameterServer:
             )
         self._parts = split(template.sizes, count, self.name)
         where = None if self._is_dedicated else _servers.serve(self._settings)
-        told = {
+        alike = {
             "the shapes": template.shapes,
             "the element types": [dtype.name for dtype in template.dtypes],
             "init and root": (init, self._root),
@@ -152,7 +152,7 @@ class ParameterServer:
             "payload": payload,
             "replicas": self._replicas,
         }
-        return told, where, secrets.randbits(62)
+        return alike, where, secrets.randbits(62)
 
     def _checked_root(self, init: Any, root: Any) -> int | None:
         """Return the rank whose elements are the first ones; None if each rank fills the part that it serves."""
@@ -167,9 +167,9 @@ class ParameterServer:
             raise ValueError(f"{self.name}: root={rank} is not one of the ranks {self._ranks}")
         return rank
 
-    def _check_alike(self, told: Sequence[Mapping[str, Any]]) -> None:
-        first = told[0]
-        for rank, theirs in zip(self._ranks, told, strict=True):
+    def _check_alike(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        first = reports[0]
+        for rank, theirs in zip(self._ranks, reports, strict=True):
             for what in (each for each in first if theirs[each] != first[each]):
                 raise MismatchError(
                     f"{self.name}: {what} differ between the ranks: {first[what]} on rank {self._ranks[0]}, "

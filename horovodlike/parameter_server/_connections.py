@@ -69,7 +69,7 @@ class ServerRing(NamedTuple):
     Attributes:
         id: Its number, unique among those of all clients.
         servers: Their addresses, in the order of the ring.
-        own: The index of the server that is told.
+        own: The index of the server that gets this.
     """
 
     id: int
@@ -100,7 +100,7 @@ class Keeper(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether no copies are needed any more."""
+        """True if no copies are needed any more."""
 
     def close(self) -> None:
         """End it."""
@@ -279,7 +279,7 @@ class Client:
         Args:
             address: Where the server listens.
             key: The key that it must hold.
-            ring: The servers with copies, which it is told; None: there are no copies.
+            ring: The servers with copies, for the server; None: there are no copies.
             replaces: A connection to it that has ended, whose number the new one gets.
             patience: Seconds; None: as at the start of a job.
 
@@ -319,8 +319,8 @@ class Client:
         salt = secrets.token_bytes(_SALT_BYTES)
         with _memory(tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
             pid = os.getpid() if memory_fd >= 0 else 0
-            told = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer}
-            channel.send(encode({**told, "ring": None if ring is None else ring._asdict()}), deadline)
+            introduction = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer}
+            channel.send(encode({**introduction, "ring": None if ring is None else ring._asdict()}), deadline)
             answer = json.loads(channel.receive(deadline))
             if memory_fd >= 0 and not answer["memory"] and self.settings.log_level not in ("error", "fatal"):
                 why = answer["problem"]

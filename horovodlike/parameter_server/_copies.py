@@ -41,7 +41,7 @@ class _Searching:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self._thread.is_alive()
 
 
@@ -104,7 +104,7 @@ class Reconnections(_Searching):
         """Start the thread.
 
         Args:
-            rings: The ring as each of the servers is told of it.
+            rings: The ring, as each of the servers gets it.
             connected: The connections to them.
             client: This process.
             key: The key that they must hold.

@@ -47,7 +47,7 @@ class Replicator {
   bool settle(StoredShard* shard, CommandOwner* owner, const Reply& reply);
   // Replies when the shard has a copy.
   void await(StoredShard* shard, CommandOwner* owner, uint64_t number);
-  // False: too much waits for the replica; the owner is told when there is room.
+  // False: too much waits for the replica; on_room() of the owner is called when there is room.
   bool has_room_for(const StoredShard& shard, CommandOwner* owner);
   void drop(CommandOwner* owner);
   // Asks the replicas from which nothing has come for some time. Called now and then.

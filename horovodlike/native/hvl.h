@@ -455,6 +455,7 @@ int32_t hvl_cut_connections(void);
  * `found` has the reason. */
 int32_t hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
                                hvl_gpu_libraries* found);
+
 /* Parameter servers.
  *
  * They need no engine, and an engine that ends or fails does not affect them. A process may serve clients, be the

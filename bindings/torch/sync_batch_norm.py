@@ -97,8 +97,9 @@ def _local_sums(dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, invstd: t
     if x.numel() == 0:
         return x.new_zeros(2, x.shape[1])
     backward = torch.ops.aten.native_batch_norm_backward
-    # Nothing in these two sums depends on eps, weight or the running statistics, which are left out.
-    _, dy_xhat, dy_sum = backward(dy, x, None, None, None, mean, invstd, True, 0.0, [False, True, True])
+    # Nothing in these two sums depends on eps, weight or the running statistics. On GPUs they take the weight's shape.
+    weight = torch.ones_like(mean)
+    _, dy_xhat, dy_sum = backward(dy, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True])
     return torch.stack([dy_sum, dy_xhat])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.targets import MPI, Verdict, step_ratio
+from benchmarks.torch_distributed import GLOO_OF_TORCHRUN
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = {
@@ -144,21 +145,21 @@ def training(rows: Sequence[dict[str, Any]]) -> str:
 def distributed(rows: Sequence[dict[str, Any]]) -> str:
     """One line for the smallest allreduce, and one for each model."""
     by_place = {(row["what"], row["np"], row["peer"]): row for row in rows}
-    head = ["", "ranks", "backend hvd", "Gloo", "horovodlike's API", "no communication"]
-    head += ["of Gloo's time", "of the API's", "of no communication"]
+    head = ["", "ranks", "backend hvd", "Gloo", "Gloo, torchrun's memory", "horovodlike's API", "no communication"]
+    head += ["of Gloo's time", "torchrun's memory", "of the API's", "of no communication"]
     lines = []
     for what, size in dict.fromkeys((row["what"], row["np"]) for row in rows):
         model, _, views = what.partition(".")
         title = {"4 B": "all_reduce of 4 B", "fsdp": "GPT, FSDP"}.get(what)
         title = title or f"{MODELS[model]}, DDP{', gradient_as_bucket_view' if views else ''}"
-        ours, gloo, alone = (by_place.get((what, size, peer)) for peer in ("hvd_backend", "gloo", "ddp_alone"))
-        api = by_place.get((model, size, "horovodlike"))
+        ours, *gloo = (by_place.get((what, size, peer)) for peer in ("hvd_backend", "gloo", GLOO_OF_TORCHRUN))
+        api, alone = by_place.get((model, size, "horovodlike")), by_place.get((what, size, "ddp_alone"))
         lines.append(
             [
                 title,
                 str(size),
-                *(_optional_time(row and row["seconds"]) for row in (ours, gloo, api, alone)),
-                *(_optional_ratio(step_ratio(ours, row)) for row in (gloo, api, alone)),
+                *(_optional_time(row and row["seconds"]) for row in (ours, *gloo, api, alone)),
+                *(_optional_ratio(step_ratio(ours, row)) for row in (*gloo, api, alone)),
             ]
         )
     return table(head, lines)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.torch_distributed import GLOO_OF_TORCHRUN
+
 KIB, MIB = 1 << 10, 1 << 20
 MPI = ("openmpi", "mpich")
 
@@ -158,8 +160,10 @@ def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
     for what, limit in DISTRIBUTED.items():
         for views in ("", ".views") if what in TRAINING else ("",):
             title = f"backend hvd, {what}{', gradient_as_bucket_view' if views else ''}"
-            ours, gloo = (rows.get((what + views, peer)) for peer in ("hvd_backend", "gloo"))
+            peers = ("hvd_backend", "gloo", GLOO_OF_TORCHRUN)
+            ours, gloo, of_torchrun = (rows.get((what + views, peer)) for peer in peers)
             yield _at_most(f"{title}: time / Gloo's", limit, step_ratio(ours, gloo))
+            yield _at_most(f"{title}: time / Gloo's, torchrun's memory", limit, step_ratio(ours, of_torchrun))
             if what in TRAINING:
                 ratio = step_ratio(ours, rows.get((what, "horovodlike")))
                 yield _at_most(f"{title}: time / DistributedOptimizer's", DISTRIBUTED_OVER_API, ratio)

@@ -1,13 +1,13 @@
 """torch.distributed over the backend `hvd`, over Gloo, and what it does by horovodlike's own API, in the same run.
 
 Beside them trains DDP without communication: the limit of what any backend can reach. The memory of all of them is
-allocated as hvdrun has it.
+allocated as hvdrun has it, in large pages. Gloo is measured a second time in the memory that it has under torchrun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import driver, launch
@@ -19,6 +19,9 @@ SHARDED = "fsdp"
 """The GPT, with each block and the rest sharded by `fully_shard`."""
 
 
+GLOO_OF_TORCHRUN = "gloo_of_torchrun"
+
+
 @dataclass(frozen=True)
 class StepCase:
     """Steps of one model; `views`: by DDP with `gradient_as_bucket_view`."""
@@ -28,7 +31,9 @@ class StepCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return peer in ("hvd_backend", "gloo") or (self.model != SHARDED and (peer == "ddp_alone" or not self.views))
+        return peer in ("hvd_backend", "gloo", GLOO_OF_TORCHRUN) or (
+            self.model != SHARDED and (peer == "ddp_alone" or not self.views)
+        )
 
     def command(self, iterations: int) -> Message:
         """See driver.Case."""
@@ -56,7 +61,8 @@ class SmallCase(AllreduceCase):
 def launchers() -> list[launch.Launcher]:
     """Return the peers."""
     peers = (launch.horovodlike(), launch.hvd_backend(), launch.gloo(), launch.gloo("ddp_alone"))
-    return [launch.with_memory_of_hvdrun(each) for each in peers]
+    of_torchrun = replace(launch.gloo(), name=GLOO_OF_TORCHRUN)
+    return [*(launch.with_memory_of_hvdrun(each) for each in peers), of_torchrun]
 
 
 def measure(

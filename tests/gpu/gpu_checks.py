@@ -14,7 +14,8 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a program: pytest has done so
 
-from support.on_gpu import DTYPES, FLOATS, INTEGERS, OPS, SHAPES, check, choose_gpu, inputs, reduced, run_all
+from support.on_gpu import SHAPES, check, choose_gpu, run_all
+from support.torch_results import DTYPES, FLOATS, INTEGERS, OPS, inputs_of_all, reduced
 
 import horovodlike as arrays
 import horovodlike.torch as hvd
@@ -28,7 +29,7 @@ def check_allreduce(shared: bool) -> None:
             continue
         handles = []
         for shape in SHAPES:
-            tensors = inputs(dtype, shape)
+            tensors = inputs_of_all(dtype, shape)
             mine = tensors[hvd.rank()].to(device)
             handles.append((hvd.allreduce_async(mine, op=op), hvd.allreduce_async_(mine.clone(), op=op), tensors))
         for new, in_place, tensors in handles:
@@ -40,7 +41,7 @@ def check_allreduce(shared: bool) -> None:
 def check_factors(shared: bool) -> None:
     device = choose_gpu(shared)
     for dtype in FLOATS:
-        tensors = inputs(dtype, (1001,))
+        tensors = inputs_of_all(dtype, (1001,))
         mine = tensors[hvd.rank()].to(device)
         result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
         check(result, reduced(tensors, hvd.Sum) * 2, dtype)
@@ -48,7 +49,7 @@ def check_factors(shared: bool) -> None:
 
 def check_adasum(shared: bool) -> None:
     device = choose_gpu(shared)
-    tensors = inputs(torch.float32, (1001,))
+    tensors = inputs_of_all(torch.float32, (1001,))
     on_cpu = hvd.allreduce(tensors[hvd.rank()], op=hvd.Adasum, name="adasum.cpu")
     on_gpu = hvd.allreduce(tensors[hvd.rank()].to(device), op=hvd.Adasum, name="adasum.gpu")
     torch.testing.assert_close(on_gpu.cpu(), on_cpu)
@@ -56,7 +57,7 @@ def check_adasum(shared: bool) -> None:
 
 def check_grouped(shared: bool) -> None:
     device = choose_gpu(shared)
-    sets = [inputs(torch.float32, shape) for shape in SHAPES]
+    sets = [inputs_of_all(torch.float32, shape) for shape in SHAPES]
     results = hvd.grouped_allreduce([tensors[hvd.rank()].to(device) for tensors in sets], op=hvd.Sum, name="grouped")
     for result, tensors in zip(results, sets, strict=True):
         check(result, reduced(tensors, hvd.Sum), tensors[0].shape)
@@ -66,14 +67,14 @@ def check_allgather(shared: bool) -> None:
     device = choose_gpu(shared)
     for dtype, columns in itertools.product(DTYPES, (1, 7)):
         rows = [rank + 2 for rank in range(hvd.size())]
-        tensors = [inputs(dtype, (rows[rank], columns))[rank] for rank in range(hvd.size())]
+        tensors = [inputs_of_all(dtype, (rows[rank], columns))[rank] for rank in range(hvd.size())]
         check(hvd.allgather(tensors[hvd.rank()].to(device)), torch.cat(tensors), (dtype, columns))
 
 
 def check_broadcast(shared: bool) -> None:
     device = choose_gpu(shared)
     for dtype, shape, root in itertools.product(DTYPES, SHAPES, range(hvd.size())):
-        tensors = inputs(dtype, shape)
+        tensors = inputs_of_all(dtype, shape)
         check(hvd.broadcast(tensors[hvd.rank()].to(device), root), tensors[root], (dtype, shape, root))
 
 
@@ -82,7 +83,7 @@ def check_alltoall(shared: bool) -> None:
     size, rank = hvd.size(), hvd.rank()
     splits = [[(source + target) % 3 for target in range(size)] for source in range(size)]
     for dtype in DTYPES:
-        tensors = [inputs(dtype, (sum(splits[source]), 5))[source] for source in range(size)]
+        tensors = [inputs_of_all(dtype, (sum(splits[source]), 5))[source] for source in range(size)]
         received, counts = hvd.alltoall(tensors[rank].to(device), splits=torch.tensor(splits[rank]))
         parts = [tensor.split(splits[source])[rank] for source, tensor in enumerate(tensors)]
         check(received, torch.cat(parts), dtype)
@@ -93,7 +94,7 @@ def check_reducescatter(shared: bool) -> None:
     device = choose_gpu(shared)
     size, rank = hvd.size(), hvd.rank()
     for dtype, op, rows in itertools.product((*FLOATS, *INTEGERS), (hvd.Sum, hvd.Average), (2 * size, 2 * size + 1)):
-        tensors = inputs(dtype, (rows, 3))
+        tensors = inputs_of_all(dtype, (rows, 3))
         first = rows // size * rank + min(rank, rows % size)
         count = rows // size + (rank < rows % size)
         result = hvd.reducescatter(tensors[rank].to(device), op=op)
@@ -106,7 +107,7 @@ def check_arrays_through_dlpack(shared: bool) -> None:
     stream = torch.cuda.Stream(device)
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         with torch.cuda.stream(stream):
-            tensors = inputs(dtype, (1001, 3))
+            tensors = inputs_of_all(dtype, (1001, 3))
             mine = tensors[hvd.rank()].to(device)
             torch.cuda._sleep(10_000_000)
             mine = mine * 1

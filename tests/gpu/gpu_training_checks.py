@@ -23,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a program: pytest has done so
 
-from support.on_gpu import FLOATS, check, choose_gpu, inputs, reduced, run_all
+from support.on_gpu import check, choose_gpu, run_all
 from support.process_groups import process_group
+from support.torch_results import FLOATS, inputs_of_all, reduced
 
 import horovodlike as arrays
 import horovodlike.torch as hvd
@@ -74,7 +75,7 @@ def check_process_group(shared: bool) -> None:
     size, rank = hvd.size(), hvd.rank()
     with process_group(meeting()):
         for dtype in FLOATS:
-            tensors = inputs(dtype, (size * 30, 3))
+            tensors = inputs_of_all(dtype, (size * 30, 3))
             mine = tensors[rank].to(device)
             total = reduced(tensors, hvd.Sum)
             for is_async in (False, True):
@@ -102,7 +103,7 @@ def check_process_group_messages(shared: bool) -> None:
     size, rank = hvd.size(), hvd.rank()
     after, before = (rank + 1) % size, (rank - 1) % size
     with process_group(meeting()):
-        tensors = inputs(torch.float32, (100_003,))
+        tensors = inputs_of_all(torch.float32, (100_003,))
         received = torch.empty(100_003, device=device)
         sending = dist.isend(tensors[rank].to(device), after)
         dist.recv(received, before)

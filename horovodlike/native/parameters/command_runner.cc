@@ -314,11 +314,21 @@ Status CommandRunner::pull(Running* running) {
   if (command.range.count > kPieceBytesMost / width) {
     return Status(HVL_INVALID_ARGUMENT, "more elements are asked for than a piece may have");
   }
-  Pulled pulled{store_.buffers().take(command.range.count * width), command.range.count * width};
-  char* to = pulled.memory.get();
-  for (const Range& range : ranges_) {
-    shard.read(command.part, range, to);
-    to += range.count * width;
+  Pulled pulled{nullptr, command.range.count * width};
+  const bool is_plain = command.address != 0 && command.dtype == shard.dtype() && command.part == Part::kValues &&
+                        command.num_ranges == 0;
+  const char* values = shard.values() + ranges_.front().offset * width;
+  if (!is_plain || !output_.copy_to_client(command, values, pulled.num_bytes)) {
+    pulled.memory = output_.memory_for(command.number, pulled.num_bytes);
+    if (pulled.memory == nullptr) {
+      return Status(HVL_MISMATCH, "a pull has asked for another number of bytes than its elements of " +
+                                      std::string(name_of(shard.dtype())) + " have");
+    }
+    char* to = pulled.memory.get();
+    for (const Range& range : ranges_) {
+      shard.read(command.part, range, to);
+      to += range.count * width;
+    }
   }
   running->replies = false;
   pulled_[command.number] = std::move(pulled);

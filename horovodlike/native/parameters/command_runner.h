@@ -19,6 +19,11 @@ class CommandRunner : private ClockClient, private CommandOwner {
    public:
     virtual ~Output() = default;
     virtual void reply(const Reply& reply) = 0;
+    // Copies the elements of a pull to where the client wants them, if it can. return_elements() without memory
+    // follows.
+    virtual bool copy_to_client(const Command& command, const char* elements, uint64_t num_bytes) = 0;
+    // Returns memory for the elements of a pull; null: it has asked for another number of bytes.
+    virtual BufferPool::Pointer memory_for(uint64_t number, uint64_t num_bytes) = 0;
     virtual void return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) = 0;
     // There are new answers, or there is room for commands, when none is carried out.
     virtual void notify() = 0;

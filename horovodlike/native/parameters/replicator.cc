@@ -133,6 +133,11 @@ bool Replicator::forward(StoredShard* shard, const Command& command, const char*
   auto piece = make(*shard, command.kind);
   piece->command = command;
   piece->num_sent = num_bytes;
+  if (memory == nullptr && piece->is_large()) {
+    memory = store_.buffers().take(num_bytes);
+    std::memcpy(memory.get(), payload, num_bytes);
+    payload = memory.get();
+  }
   if (memory != nullptr) {
     piece->memory = std::move(memory);
     piece->sent = payload;

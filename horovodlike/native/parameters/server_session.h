@@ -44,6 +44,10 @@ class ServerSession final : public Session, private CommandRunner::Output {
   Status before_sending() override;
 
   void reply(const Reply& reply) override { put(reply); }
+  bool copy_to_client(const Command& command, const char* elements, uint64_t num_bytes) override {
+    return stream().can_copy() && stream().copy_to(command.address, elements, num_bytes);
+  }
+  BufferPool::Pointer memory_for(uint64_t, uint64_t num_bytes) override { return store_.buffers().take(num_bytes); }
   void return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) override;
   void notify() override;
 

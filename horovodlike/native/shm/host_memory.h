@@ -84,8 +84,9 @@ struct JointCopyBlock {
 
 // The positions up to which a ring buffer of messages has been written and read; see p2p/shm_stream.h.
 struct MessageBlock {
-  alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
-  alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+  alignas(kCacheLine) std::atomic<uint64_t> written;     // by the sender
+  alignas(kCacheLine) std::atomic<uint64_t> read;        // by the receiver
+  alignas(kCacheLine) std::atomic<uint32_t> is_copying;  // 1: the sender writes to the receiver's memory; by the sender
   JointCopyBlock joint_copy;
 };
 

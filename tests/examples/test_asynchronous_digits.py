@@ -34,7 +34,7 @@ def test_each_mode_reaches_the_loss(tmp_path: Path, mode: str) -> None:
     assert result["reached"] and result["points"][-1][1] <= 0.3 < result["points"][0][1]
     assert f"{mode}: reached a loss of 0.3 in" in done.stdout
     *fast, slow = result["steps"]
-    assert len({*fast, slow}) == 1 if mode == "sync" else slow < max(fast)
+    assert len({*fast, slow}) == 1 if mode == "sync" else slow <= max(fast)
 
 
 @pytest.mark.thorough

@@ -5,13 +5,14 @@ Also a program, as `gpu_checks.py` is.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,20 @@ def optimize(module: nn.Module, device: torch.device, steps: int = 5, **options:
         optimizer.step()
 
 
-def meeting() -> Path:
-    """Return a file that does not exist yet, the same on all ranks."""
-    return Path(hvd.broadcast_object(tempfile.mkdtemp())) / "store"
+@contextlib.contextmanager
+def group_of_all() -> Iterator[None]:
+    """The default process group, of all ranks, over the backend `hvd`."""
+    with tempfile.TemporaryDirectory() as own:
+        with process_group(Path(hvd.broadcast_object(own)) / "store"):
+            yield
+        hvd.barrier()
 
 
 def check_process_group(shared: bool) -> None:
     """The operations of torch.distributed, through the engine."""
     device = choose_gpu(shared)
     size, rank = hvd.size(), hvd.rank()
-    with process_group(meeting()):
+    with group_of_all():
         for dtype in FLOATS:
             tensors = inputs_of_all(dtype, (size * 30, 3))
             mine = tensors[rank].to(device)
@@ -102,7 +107,7 @@ def check_process_group_messages(shared: bool) -> None:
     device = choose_gpu(shared)
     size, rank = hvd.size(), hvd.rank()
     after, before = (rank + 1) % size, (rank - 1) % size
-    with process_group(meeting()):
+    with group_of_all():
         tensors = inputs_of_all(torch.float32, (100_003,))
         received = torch.empty(100_003, device=device)
         sending = dist.isend(tensors[rank].to(device), after)
@@ -113,7 +118,7 @@ def check_process_group_messages(shared: bool) -> None:
 
 def check_ddp(shared: bool) -> None:
     """DistributedDataParallel over the backend `hvd`."""
-    with process_group(meeting()):
+    with group_of_all():
 
         def train(module: nn.Module, device: torch.device) -> None:
             parallel = DistributedDataParallel(module, bucket_cap_mb=0.002)
@@ -127,7 +132,7 @@ def check_ddp(shared: bool) -> None:
 
 
 def check_optimizer_options(shared: bool) -> None:
-    """Compression, several passes, groups, weights by samples."""
+    """Groups, Adasum, a predivide factor, weights by samples, compression."""
     for options in (
         {"groups": 2},
         {"op": hvd.Adasum},
@@ -324,10 +329,10 @@ def check_elastic_state(shared: bool) -> None:
         assert torch.equal(value, saved[name]), name
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += hvd.rank()
+            parameter += hvd.rank() + 1
     state.sync()
     for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, saved[name])
+        torch.testing.assert_close(value, saved[name] + 1)
 
 
 TRAINING_CHECKS = {

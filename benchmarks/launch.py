@@ -128,7 +128,7 @@ def openmpi(peer: str = "mpi") -> Launcher:
 
 
 def mpich(python: str, peer: str = "mpi") -> Launcher:
-    """Do the same with the MPICH of another environment, given by its interpreter."""
+    """Ranks started by the MPICH of another environment, given by its interpreter; `peer`: as in `openmpi`."""
     mpiexec = Path(python).parent / "mpiexec"
 
     def commands(size: int, scratch: Path) -> list[Command]:

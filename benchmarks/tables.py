@@ -16,6 +16,9 @@ PEERS = {
     "mpich": "MPICH",
     "memcpy": "memcpy",
     "alone": "no communication",
+    "numpy": "horovodlike, NumPy",
+    "openmpi.arrays": "Open MPI, windows of arrays",
+    "mpich.arrays": "MPICH, windows of arrays",
 }
 HOSTS_PEERS = {
     "iperf3": "iperf3",
@@ -146,7 +149,7 @@ def distributed(rows: Sequence[dict[str, Any]]) -> str:
     """One line for the smallest allreduce, and one for each model."""
     by_place = {(row["what"], row["np"], row["peer"]): row for row in rows}
     head = ["", "ranks", "backend hvd", "Gloo", "Gloo, torchrun's memory", "horovodlike's API", "no communication"]
-    head += ["of Gloo's time", "torchrun's memory", "of the API's", "of no communication"]
+    head += ["of Gloo's time", "of Gloo's, torchrun's memory", "of the API's", "of no communication"]
     lines = []
     for what, size in dict.fromkeys((row["what"], row["np"]) for row in rows):
         model, _, views = what.partition(".")
@@ -186,7 +189,8 @@ def parameters(rows: Sequence[dict[str, Any]]) -> str:
         times = [by_place[operation, peer] for peer in peers]
         lines.append([title, *(f"{human_time(each)}, {_bandwidth(64 * MIB / each)}" for each in times)])
     pushes = [2000 / by_place["push", peer] for peer in peers]
-    return table(["", *peers], [*lines, ["pushes of 1 KiB, both ranks", *(f"{each:,.0f}/s" for each in pushes)]])
+    head = ["", *(PEERS[peer] for peer in peers)]
+    return table(head, [*lines, ["pushes of 1 KiB, both ranks", *(f"{each:,.0f}/s" for each in pushes)]])
 
 
 def memory(rows: Sequence[dict[str, Any]]) -> str:

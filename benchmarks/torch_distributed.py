@@ -20,6 +20,7 @@ SHARDED = "fsdp"
 
 
 GLOO_OF_TORCHRUN = "gloo_of_torchrun"
+"""Gloo in the memory that it has under torchrun."""
 
 
 @dataclass(frozen=True)

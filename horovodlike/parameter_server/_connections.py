@@ -169,6 +169,7 @@ class Listener:
                 self._server.attend(None if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self._server.close()
+            _own_salts.difference_update(salt.hex() for salt in self._salts.values())
             self._wake.close()
             self._wakened.close()
 
@@ -338,8 +339,7 @@ class Client:
             keys = _keys(key, salt + bytes.fromhex(hello["salt"]), _TO_SERVER, _TO_CLIENT)
             set_options(channel.socket, MESSAGES, self.settings)
             shared = (memory_fd, int(hello["pid"])) if answer["memory"] else (-1, 0)
-            fd = -1 if is_own else channel.socket.fileno()
-            peer = Peer(fd, server, keys, bool(hello["seal"]), *shared)
+            peer = Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared, is_own)
             if replaces is not None:
                 parameters.reconnect(replaces.number, peer)
                 return replaces

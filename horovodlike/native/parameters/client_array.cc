@@ -14,8 +14,6 @@ namespace hvl {
 namespace {
 
 constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory
-// Of a piece: so few that a rule finds in the cache of the processor what has just been copied.
-constexpr uint64_t kUsualPieceBytes = uint64_t{256} << 10;
 constexpr uint64_t kMostElements = UINT64_C(1) << 56;
 
 Status invalid(const std::string& text) { return Status(HVL_INVALID_ARGUMENT, text); }
@@ -97,6 +95,7 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
   RequestPiece& piece = request->pieces.emplace_back();
   piece.server = shards_[shard].server;
   piece.command.kind = kind;
+  piece.command.dtype = dtype_;
   piece.command.shard = ShardId{id_, static_cast<uint32_t>(shard)};
   piece.command.client = client_;
   piece.is_routed = routes_ != nullptr;
@@ -116,7 +115,6 @@ void ClientArray::add_pieces(const Command& command, size_t shard, Range items, 
     piece->command.update = command.update;
     piece->command.range = Range{items.offset, count};
     if (command.kind == Command::Kind::kPull) {
-      piece->command.dtype = dtype_;
       piece->received = memory;
       piece->num_received = count * width;
     } else if (memory != nullptr) {
@@ -172,7 +170,6 @@ Status ClientArray::check_update(const Update& update, const Conversion& convers
 Status ClientArray::create(ClientRequest* request) const {
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
     RequestPiece* piece = add_piece(Command::Kind::kCreate, shard, request);
-    piece->command.dtype = dtype_;
     piece->command.range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
     piece->is_routed = false;
     if (routes_ == nullptr) continue;

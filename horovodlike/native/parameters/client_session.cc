@@ -80,12 +80,11 @@ Status ClientSession::before_sending() {
   std::vector<const Piece*> large;
   while (can_call()) {
     Piece* piece = waiting_.front();
-    waiting_.pop_front();
     Command& command = piece->command;
     piece->set_number(next_number_++);
-    const bool is_plain_pull = command.kind == Command::Kind::kPull && command.num_ranges == 0;
-    command.address = is_plain_pull && stream().can_copy() ? reinterpret_cast<uintptr_t>(piece->received) : 0;
+    command.address = stream().can_copy() ? reinterpret_cast<uintptr_t>(piece->received) : 0;
     pending_[command.number] = piece;
+    waiting_.pop_front();  // now that there was memory for it elsewhere
     num_batch_bytes_ += cost_of(*piece);
     put(command, piece->sent);
     if (!piece->is_large()) continue;

@@ -22,6 +22,8 @@ constexpr int64_t kBatchTag = 0;
 constexpr uint64_t kInlineBytes = uint64_t{4} << 10;     // of the largest payload that is in the batch
 constexpr uint64_t kMostCommandBytes = 176;              // without its payload
 constexpr uint64_t kPieceBytesMost = uint64_t{1} << 20;  // of the elements, and of the payload, of a command
+// So few that a rule finds in the cache of the processor what has just been copied.
+constexpr uint64_t kUsualPieceBytes = kPieceBytesMost / 4;
 
 // Chosen by the clients: the array, and the place of the shard in it.
 struct ShardId {
@@ -54,7 +56,7 @@ struct Command {
   Kind kind = Kind::kPush;
   Part part = Part::kValues;
   Payload format = HVL_PAYLOAD_FULL;  // of a push
-  DataType dtype = HVL_UINT8;         // of the elements that a pull asks for
+  DataType dtype = HVL_UINT8;         // of a new shard, or of the array that a push or a pull is for
   Update update;                      // of a push
   ShardId shard;
   uint64_t number = 0;        // the client counts its commands, from 1 on

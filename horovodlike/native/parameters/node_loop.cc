@@ -254,7 +254,7 @@ void NodeLoop::progress(NodePeer* peer, bool* progressed) {
 void NodeLoop::drop(NodePeer* peer, const Status& why) {
   const auto owner = std::find_if(peers_.begin(), peers_.end(), [&](const auto& each) { return each.get() == peer; });
   if (owner == peers_.end()) return;  // it has failed twice
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, peer->fd(), nullptr);
+  if (peer->fd() != -1) epoll_ctl(epoll_, EPOLL_CTL_DEL, peer->fd(), nullptr);
   if (peer->server() == 0 && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
     log(LogLevel::kWarning, "a client of this parameter server is dropped: " + why.message());
   }
@@ -262,6 +262,7 @@ void NodeLoop::drop(NodePeer* peer, const Status& why) {
   if (number != 0) servers_[number].peer = nullptr, servers_[number].ended = why;
   local_.erase(std::remove(local_.begin(), local_.end(), peer), local_.end());
   ready_.erase(std::remove(ready_.begin(), ready_.end(), peer), ready_.end());
+  peer->is_ready = true;  // nothing puts it there again
   peer->end(why);
   if (number != 0) {
     store_.replicator().end_server(number, why);

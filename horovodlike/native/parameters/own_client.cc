@@ -4,38 +4,22 @@
 
 namespace hvl {
 
-namespace {
-
-constexpr uint64_t kTurnBytes = uint64_t{256} << 10;  // bytes of elements in a progress()
-
-}  // namespace
-
 void OwnClient::progress(bool* progressed) {
-  for (uint64_t used = 0; used < kTurnBytes && !waiting_.empty();) {
+  for (uint64_t used = 0; used < kUsualPieceBytes && !waiting_.empty();) {
     Piece* piece = waiting_.front();
     waits_for_room_ = !runner_.has_room_for(piece->command);
     if (waits_for_room_) break;
-    waiting_.pop_front();
+    piece->set_number(next_number_++);
+    pending_[piece->command.number] = piece;
+    waiting_.pop_front();  // now that there was memory for it elsewhere
     used += kMostCommandBytes + piece->num_sent + piece->num_received;
-    run(piece);
+    runner_.carry_out(piece->command, CommandRunner::Pushed{piece->sent, piece->num_sent}, nullptr);
     *progressed = true;
   }
   for (const Reply& reply : std::exchange(replies_, {})) {
     end(reply);
     *progressed = true;
   }
-}
-
-void OwnClient::run(Piece* piece) {
-  piece->set_number(next_number_);
-  pending_[next_number_++] = piece;
-  runner_.carry_out(piece->command, CommandRunner::Pushed{piece->sent, piece->num_sent}, nullptr);
-}
-
-// The elements go where the caller wants them, since no one sees them before the command has ended.
-BufferPool::Pointer OwnClient::memory_for(uint64_t number, uint64_t num_bytes) {
-  const Piece& piece = *pending_.at(number);
-  return BufferPool::Pointer(piece.num_received == num_bytes ? piece.received : nullptr, {});
 }
 
 void OwnClient::end(const Reply& reply) {

@@ -1,4 +1,5 @@
-// This process as a client of its own server: commands are carried out where they are, with the memory of their caller.
+// This process as a client of its own server: its commands are carried out without a session, with the memory of their
+// caller.
 #pragma once
 
 #include <deque>
@@ -22,7 +23,8 @@ class OwnClient final : private CommandRunner::Output {
   const std::string& server() const { return server_; }
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands are carried out in order.
   void call(Piece* piece) { waiting_.push_back(piece); }
-  // Carries out some commands, so that other clients get their turn, and ends those that have been answered.
+  // Carries out some commands, with the bytes of a usual piece, so that other clients get their turn, and ends those
+  // that have been answered.
   void progress(bool* progressed);
   bool can_progress() const { return !replies_.empty() || (!waiting_.empty() && !waits_for_room_); }
   // Ends all commands that have not ended with an error; progress() must not be called any more.
@@ -30,12 +32,14 @@ class OwnClient final : private CommandRunner::Output {
 
  private:
   bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }  // by memory_for()
-  BufferPool::Pointer memory_for(uint64_t number, uint64_t num_bytes) override;
+  // The elements go where the caller wants them, since no one sees them before the command has ended.
+  BufferPool::Pointer memory_for(uint64_t number, uint64_t) override {
+    return BufferPool::Pointer(pending_.at(number)->received, {});
+  }
   void reply(const Reply& reply) override { replies_.push_back(reply); }
   void return_elements(uint64_t number, BufferPool::Pointer, uint64_t) override { reply(Reply{number, Status()}); }
   void notify() override;
 
-  void run(Piece* piece);
   void end(const Reply& reply);
 
   const std::string server_;

@@ -59,7 +59,7 @@ struct Elements {
   size_t count;
 };
 
-// As memcpy(), which takes twice as long where the two places are not aligned alike.
+// As memcpy(), by the vectors of reduce() with one source: places need not be aligned alike.
 void copy_bytes(const char* from, char* to, size_t num_bytes);
 
 const char* name_of(Rule rule);

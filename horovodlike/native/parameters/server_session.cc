@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kFetched = 8;                                // payloads that are fetched ahead
 constexpr size_t kReturned = 4;                               // pulls whose elements are on their way
 constexpr size_t kReplies = 128;                              // batches of replies that are on their way
-constexpr uint64_t kBudget = uint64_t{512} << 10;             // of a progress()
+constexpr uint64_t kBudget = 2 * kUsualPieceBytes;            // of a progress(): an element of any type counts 8 bytes
 constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
 
 }  // namespace
@@ -41,7 +41,8 @@ Status ServerSession::on_elements(uint64_t number, uint64_t num_bytes) {
 }
 
 void ServerSession::fetch_next() {
-  for (size_t index = 0; index < std::min(stream().can_copy() ? 1 : kFetched, pushed_.size()); ++index) {
+  const size_t most = can_copy() ? 1 : kFetched;
+  for (size_t index = 0; index < std::min(most, pushed_.size()); ++index) {
     Elements& elements = pushed_[index];
     if (elements.memory != nullptr) continue;
     elements.memory = store_.buffers().take(elements.num_bytes);

@@ -25,7 +25,7 @@ class Session : private MessageEvents {
 
   // Moves bytes and handles what has arrived, without waiting. An error ends this session only.
   Status progress(bool* progressed);
-  bool can_progress() const { return !out_.empty() || link_.can_progress(); }
+  bool can_progress() const { return !out_.empty() || !fetched_.empty() || link_.can_progress(); }
   // True if there is something to send, now or later.
   bool is_sending() const { return link_.is_sending(); }
   PeerStream& stream() const { return link_.stream(); }

@@ -106,12 +106,42 @@ TEST(errors_of_its_own_server_have_its_name) {
   CHECK_HAS(both.wait(array.send(rule, 0, ones)).message(), "server 3: refused");
   CHECK(both.wait(array.send(kAdd, 0, ones)).ok());
   CHECK(array.all(3 * kBlock) == ones);
-  Array wider(&both, {{number, 3 * kBlock}}, 0, HVL_FLOAT64);
-  std::vector<float> values(6 * kBlock);
-  const int64_t received = both.start([&](ClientRequest* request) {
-    return wider.array->receive(0, 3 * kBlock, reinterpret_cast<char*>(values.data()), request);
-  });
-  CHECK_EQ(both.wait(received).code(), HVL_MISMATCH);
+}
+
+TEST(arrays_of_another_dtype_than_the_shard_are_a_mismatch_by_each_way) {
+  Process server, client;
+  std::vector<std::pair<Process*, int64_t>> ways = {{&server, server.connect_to_itself()}};
+  for (const Way way : kWays) ways.emplace_back(&client, client.connect(way, &server));
+  for (const auto& [process, number] : ways) {
+    Array array(process, {{number, 2 * kBlock}});
+    CHECK_EQ(array.create().message(), "");
+    const std::vector<float> ones(2 * kBlock, 1);
+    CHECK_EQ(process->wait(array.send(kCopy, 0, ones)).message(), "");
+    for (const DataType dtype : {HVL_INT32, HVL_FLOAT64}) {
+      Array other(process, {{number, 2 * kBlock}}, 0, dtype);
+      std::vector<float> values(4 * kBlock);
+      std::vector<int64_t> handles;
+      handles.push_back(process->start([&](ClientRequest* request) {
+        return other.array->receive(0, 2 * kBlock, reinterpret_cast<char*>(values.data()), request);
+      }));
+      const int64_t row = 1;
+      handles.push_back(process->start([&](ClientRequest* request) {
+        return other.array->receive_rows({&row, 1, 2}, reinterpret_cast<char*>(values.data()), request);
+      }));
+      handles.push_back(process->start([&](ClientRequest* request) {
+        const auto* elements = reinterpret_cast<const char*>(values.data());
+        return other.array->send(kAdd, Conversion(), 0, 2 * kBlock, elements, request);
+      }));
+      for (const int64_t handle : handles) {
+        const Status status = process->wait(handle);
+        CHECK_EQ(status.code(), HVL_MISMATCH);
+        CHECK_HAS(status.message(), "and the shard has elements of float32");
+      }
+      std::vector<uint64_t> counters(2);
+      CHECK_EQ(other.state(Command::Kind::kPull, HVL_COUNTERS, &counters).message(), "");
+    }
+    CHECK(array.all(2 * kBlock) == ones);
+  }
 }
 
 TEST(calls_to_its_own_server_end_with_the_connection) {
@@ -137,7 +167,7 @@ TEST(calls_to_its_own_server_end_with_the_connection) {
 
 TEST(the_c_api_connects_a_process_to_itself) {
   hvl_parameters_connection own{};
-  own.fd = own.memory_fd = -1;
+  own.is_own = 1;
   own.peer = "this process";
   CHECK_EQ(hvl_parameters_add_client(&own), HVL_INVALID_ARGUMENT);
   const int64_t number = hvl_parameters_add_server(&own);
@@ -168,6 +198,21 @@ TEST(the_clock_of_a_process_ends_with_the_connection_to_itself) {
   CHECK_EQ(other.wait(tick).message(), "");
 }
 
+TEST(a_connection_to_itself_ends_amid_the_ticks_of_several_clients_of_an_array) {
+  for (int round = 0; round < 10; ++round) {  // the order of their clocks is one of chance
+    Process both;
+    const int64_t number = both.connect_to_itself();
+    Array waits(&both, {{number, 10}}, 2), other(&both, {{number, 10}}, 2);
+    CHECK(waits.create().ok() && other.create().ok());
+    const int64_t tick = waits.tick(0);
+    CHECK(both.wait(other.send(kAdd, 0, {1})).ok());
+    both.node.remove_server(number);
+    CHECK_HAS(both.wait(tick).message(), "has closed the connection");
+    Array again(&both, {{both.connect_to_itself(), 10}});
+    CHECK_EQ(again.all(10)[0], 1.0F);
+  }
+}
+
 TEST(memory_of_a_client_that_has_closed_its_connection_is_not_written) {
   Process server, other;
   for (int round = 0; round < 30; ++round) {
@@ -182,7 +227,7 @@ TEST(memory_of_a_client_that_has_closed_its_connection_is_not_written) {
     client.node.remove_server(number);
     client.wait(received);
     std::fill(values.begin(), values.end(), 2.0F);
-    CHECK_EQ(same.all(kNumElements)[0], 1.0F);  // the server has handled what came before
+    CHECK_EQ(same.all(kNumElements)[0], 1.0F);
     CHECK(std::count(values.begin(), values.end(), 2.0F) == kNumElements);
   }
 }

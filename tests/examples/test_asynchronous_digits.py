@@ -25,7 +25,9 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ("sync", "downpour", "easgd", "ssp"))
+@pytest.mark.parametrize(
+    "mode", ("sync", "downpour", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("easgd", "ssp")))
+)
 def test_each_mode_reaches_the_loss(tmp_path: Path, mode: str) -> None:
     report = tmp_path / "report.json"
     done = run("--mode", mode, "--slowdown", 2, "--target", 0.3, "--report", report)

@@ -39,8 +39,8 @@ def test_the_losses_are_those_of_gloo(tmp_path, name, options, ours):
     _compare(tmp_path, name, options, ours)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "ours"), [("lightning", HVD), pytest.param("keras", OWN, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "ours"), [("lightning", HVD), ("keras", OWN)])
 def test_so_they_are_the_other_way(tmp_path, name, ours):
     _compare(tmp_path, name, EPOCHS, ours)
 

@@ -145,7 +145,7 @@ void ShardStore::promote(StoredShard* shard) {
   shard->ready_at = shard->source != nullptr ? shard->last_forwarded + kLease : 0;
   shard->source = nullptr;
   ++shard->ring.view;
-  log(LogLevel::kWarning, "this parameter server continues with the copy of " + name_of(shard->id) +
+  log(LogLevel::kWarning, "this parameter server goes on with the copy of " + name_of(shard->id) +
                               ": a client has lost the server that had it");
   replicator_.copy(shard);
 }

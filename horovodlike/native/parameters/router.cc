@@ -25,7 +25,7 @@ void Router::begin(RequestPiece* piece) {
 void Router::send(ShardRoutes* routes, ShardRoutes::Route* route, RequestPiece* piece) {
   piece->command.view = route->view;
   piece->command.insists = route->num_rounds > 0;  // no server has said that it has the shard
-  piece->is_answered = piece->is_sent = piece->is_coming = false;
+  piece->is_answered = piece->is_sent = false;
   ++route->num_under_way;
   if (!call_(routes->servers[route->at], piece)) {
     on_end(piece, Status::lost("the connection to its server has ended"));

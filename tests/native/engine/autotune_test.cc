@@ -183,7 +183,7 @@ TEST(where_there_is_no_difference_the_start_stays) {
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
     changed += tune({}, 100 * kMiB, noisy([](const Tuned&) { return 1000; }, 0.03, seed)).best == Tuned() ? 0 : 1;
   }
-  CHECK(changed <= 2);
+  CHECK(changed <= static_cast<int>(kSeeds * 2 / 100));
 }
 
 TEST(a_gain_below_the_margin_is_none) {

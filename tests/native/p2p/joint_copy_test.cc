@@ -53,6 +53,7 @@ TEST(each_piece_is_copied_once_and_complete_means_that_all_are_there) {
   }
   is_over.store(true);
   sender.join();
+  CHECK(num_helped.load() > 0);
 }
 
 TEST(the_receiver_learns_that_the_sender_could_not_copy) {

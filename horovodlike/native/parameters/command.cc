@@ -43,7 +43,7 @@ struct WireReply {
 };
 static_assert(sizeof(WireReply) == 16, "a reply has no gaps");
 
-constexpr uint8_t kForwarded = 1, kInsists = 2;
+constexpr uint8_t kForwarded = 1, kInsists = 2, kResumes = 4;
 constexpr uint32_t kMostTextBytes = 4096;
 
 void append_bytes(const void* from, uint64_t num_bytes, Bytes* batch) {
@@ -69,7 +69,7 @@ bool is_valid(const WireCommand& wire) {
          is_at_most(wire.format, HVL_PAYLOAD_INT8) && wire.dtype < kNumDataTypes &&
          is_at_most(wire.rule, Rule::kNamed) && wire.num_arguments <= kMostRuleArguments &&
          wire.name_bytes <= HVL_PARAMETERS_NAME_BYTES && (wire.name_bytes > 0) == is_named &&
-         wire.flags <= (kForwarded | kInsists) && wire.view <= INT32_MAX && wire.number > 0 &&
+         wire.flags <= (kForwarded | kInsists | kResumes) && wire.view <= INT32_MAX && wire.number > 0 &&
          wire.number <= INT64_MAX && wire.num_inline <= kInlineBytes &&
          wire.num_ranges <= kPieceBytesMost / sizeof(Range);
 }
@@ -89,7 +89,8 @@ void append(const Command& command, const char* payload, Bytes* batch) {
   wire.shard = command.shard.index;
   wire.num_ranges = command.num_ranges;
   wire.num_inline = command.num_inline;
-  wire.flags = static_cast<uint8_t>((command.is_forwarded ? kForwarded : 0) | (command.insists ? kInsists : 0));
+  wire.flags = static_cast<uint8_t>((command.is_forwarded ? kForwarded : 0) | (command.insists ? kInsists : 0) |
+                                    (command.resumes ? kResumes : 0));
   wire.view = command.view;
   wire.array = command.shard.array;
   wire.client = command.client;
@@ -143,6 +144,7 @@ Status BatchReader::read(Command* command, const char** payload) {
   command->number = wire.number;
   command->is_forwarded = (wire.flags & kForwarded) != 0;
   command->insists = (wire.flags & kInsists) != 0;
+  command->resumes = (wire.flags & kResumes) != 0;
   command->client = wire.client;
   command->sequence = wire.sequence;
   command->view = wire.view;

@@ -58,8 +58,9 @@ struct Command {
   Update update;  // of a push
   ShardId shard;
   uint64_t number = 0;        // the client counts its commands, from 1 on
-  bool insists = false;       // the client has lost the primary: a server with a copy becomes it
+  bool insists = false;       // the client has not found the primary for long: a server with a copy becomes it
   bool is_forwarded = false;  // by the primary of the shard
+  bool resumes = false;       // the first one of a client that knows what was refused before
   uint64_t client = 0;        // the one that has made the command
   uint64_t sequence = 0;      // rises with the commands of a client to a shard, whatever server it sends them to
   uint32_t view = 0;          // of the shard, as the client knows it; 0: the shard has no copy
@@ -68,8 +69,9 @@ struct Command {
   uint32_t num_inline = 0;  // bytes of payload that follow the command
 };
 
-// The answer to a command, but for a pull that succeeds: its elements answer it. A status that is_lost(): the server
-// does not have the shard, but another one may.
+// The answer to a command, but for a pull that succeeds: its elements answer it. A status that is_lost() refuses it:
+// the server does not have the shard, but another one may. Then the server refuses all that the client sends to the
+// shard, until a command that resumes: else one could overtake those before it.
 struct Reply {
   uint64_t number = 0;
   Status status;
@@ -92,8 +94,6 @@ struct ClientState {
   uint64_t clock = kNoClock;
 };
 
-// For so long after an answer of the replica, the primary answers pulls without asking it.
-constexpr uint64_t kLease = 250000000;
 constexpr uint64_t kLeastPatience = 1000000000, kMostPatience = 3600 * UINT64_C(1000000000);
 
 using Bytes = std::vector<char>;

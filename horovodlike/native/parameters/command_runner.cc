@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/clock.h"
+
 namespace hvl {
 
 namespace {
@@ -42,33 +44,39 @@ bool CommandRunner::has_room_for(const Command& command) {
 }
 
 void CommandRunner::on_ticked(uint64_t number, const Status& status) {
-  const auto tick = ticks_.find(number);
-  StoredShard* shard = tick != ticks_.end() ? store_.find(tick->second) : nullptr;
-  if (tick != ticks_.end()) ticks_.erase(tick);
-  const Reply reply{number, status, shard != nullptr ? static_cast<uint32_t>(shard->ring.view) : 0};
-  if (status.ok() && shard != nullptr && store_.replicator().settle(shard, this, reply)) return;
-  output_.reply(reply);
+  const auto tick = unanswered_.find(number);
+  StoredShard* shard = tick != unanswered_.end() ? store_.find(tick->second.shard) : nullptr;
+  const Reply ticked{number, status, shard != nullptr ? static_cast<uint32_t>(shard->ring.view) : 0};
+  if (status.ok() && shard != nullptr && store_.replicator().settle(shard, this, ticked)) return;
+  reply(ticked);
   output_.notify();
 }
 
-void CommandRunner::on_settled(const Reply& reply) {
-  const auto pulled = pulled_.find(reply.number);
-  if (pulled != pulled_.end() && reply.status.ok()) {
-    return_pulled(reply.number);
+void CommandRunner::on_settled(const Reply& settled) {
+  const auto pulled = pulled_.find(settled.number);
+  if (pulled != pulled_.end() && settled.status.ok()) {
+    return_pulled(settled.number);
   } else {
     if (pulled != pulled_.end()) pulled_.erase(pulled);
-    output_.reply(reply);
+    reply(settled);
   }
   output_.notify();
 }
 
+void CommandRunner::reply(const Reply& reply) {
+  const auto answered = unanswered_.extract(reply.number);
+  if (!answered.empty() && reply.status.is_lost()) refused_.emplace(answered.mapped(), reply.status);
+  output_.reply(reply);
+}
+
 void CommandRunner::return_pulled(uint64_t number) {
+  unanswered_.erase(number);
   Pulled pulled = std::move(pulled_.extract(number).mapped());
   output_.return_elements(number, std::move(pulled.memory), pulled.num_bytes);
 }
 
 Reply CommandRunner::reply_to(const Running& running, const Status& status) const {
-  const bool has_copy = store_.has_rings() && running.shard != nullptr;
+  const bool has_copy = store_.has_rings() && running.shard != nullptr && running.shard->role != Role::kIncomplete;
   return Reply{running.command.number, status, has_copy ? static_cast<uint32_t>(running.shard->ring.view) : 0};
 }
 
@@ -77,7 +85,7 @@ void CommandRunner::carry_out(const Command& command, const Pushed& payload, Buf
   Running* running = &made;
   const Status status = command.is_forwarded ? run_forwarded(running) : run_direct(running);
   if (store_.has_rings()) running->shard = store_.find(running->command.shard);  // it may be another one, or gone
-  if (running->replies || !status.ok()) output_.reply(reply_to(*running, status));
+  if (running->replies || !status.ok()) reply(reply_to(*running, status));
 }
 
 Status CommandRunner::run_direct(Running* running) {
@@ -86,6 +94,13 @@ Status CommandRunner::run_direct(Running* running) {
   if (has_left_) {  // the client waits for nothing
     running->replies = false;
     return Status();
+  }
+  if (command.view > 0) {
+    const Stream stream{command.client, command.shard};
+    unanswered_.emplace(command.number, stream);
+    if (command.resumes) refused_.erase(stream);
+    const auto refused = refused_.find(stream);
+    if (refused != refused_.end()) return refused->second;
   }
   switch (command.kind) {
     case Kind::kCreate: return create(running);
@@ -152,7 +167,6 @@ Status CommandRunner::remove(Running* running) {
 void CommandRunner::tick(Running* running) {
   const Command& command = running->command;
   running->replies = false;
-  ticks_[command.number] = command.shard;
   if (running->shard->ring.ring != 0) joined_.emplace(command.shard.array, command.client);
   const bool advances = running->shard->is_new(command);
   if (advances) {
@@ -175,6 +189,7 @@ void CommandRunner::settle(Running* running) {
 Status CommandRunner::run_forwarded(Running* running) {
   using Kind = Command::Kind;
   const Command& command = running->command;
+  last_forwarded = now_ns();
   if (command.kind == Kind::kCopy) {
     RingInfo ring;
     const Status status = read_ring(running->payload.bytes, running->payload.num_bytes, &ring);

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -59,6 +61,15 @@ class CommandRunner : private ClockClient, private CommandOwner {
     BufferPool::Pointer memory;
     uint64_t num_bytes = 0;
   };
+  // A client and a shard.
+  struct Stream {
+    uint64_t client;
+    ShardId shard;
+
+    bool operator<(const Stream& other) const {
+      return std::tie(client, shard.array, shard.index) < std::tie(other.client, other.shard.array, other.shard.index);
+    }
+  };
 
   // Of a client.
   Status run_direct(Running* running);
@@ -79,17 +90,19 @@ class CommandRunner : private ClockClient, private CommandOwner {
   // The reply comes after those to the changes that it may depend on.
   void settle(Running* running);
   Reply reply_to(const Running& running, const Status& status = Status()) const;
+  void reply(const Reply& reply);
   void return_pulled(uint64_t number);
   void on_ticked(uint64_t number, const Status& status) override;
-  void on_settled(const Reply& reply) override;
+  void on_settled(const Reply& settled) override;
   void on_room() override { output_.notify(); }
 
   ShardStore& store_;
   Output& output_;
-  std::vector<Range> ranges_;                       // of the command that is carried out
-  std::unordered_map<uint64_t, Pulled> pulled_;     // by number
-  std::unordered_map<uint64_t, ShardId> ticks_;     // by number, until they end
-  std::set<std::pair<uint64_t, uint64_t>> joined_;  // arrays, and their clients whose clocks end with this
+  std::vector<Range> ranges_;                        // of the command that is carried out
+  std::unordered_map<uint64_t, Pulled> pulled_;      // by number
+  std::unordered_map<uint64_t, Stream> unanswered_;  // by number: the commands to shards with copies
+  std::map<Stream, Status> refused_;                 // until the client resumes: why
+  std::set<std::pair<uint64_t, uint64_t>> joined_;   // arrays, and their clients whose clocks end with this
   bool has_left_ = false;
 };
 

@@ -147,13 +147,10 @@ bool Replicator::forward(StoredShard* shard, const Command& command, const char*
 
 bool Replicator::settle(StoredShard* shard, CommandOwner* owner, const Reply& reply) {
   if (shard->copy != CopyState::kComplete) return false;
-  Ring* ring = &rings_.at(shard->ring.ring);
-  // If the replica has just answered, no client has made it the primary.
-  if (ring->pending.empty() && now_ns() - ring->last_answer < kLease) return false;
-  auto piece = make(*shard, Command::Kind::kAsk);
+  auto piece = make(*shard, Command::Kind::kAsk);  // the replica may have become the primary
   piece->owner = owner;
   piece->reply = reply;
-  send(ring, *shard, std::move(piece));
+  send(&rings_.at(shard->ring.ring), *shard, std::move(piece));
   return true;
 }
 

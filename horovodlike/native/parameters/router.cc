@@ -24,8 +24,9 @@ void Router::begin(RequestPiece* piece) {
 
 void Router::send(ShardRoutes* routes, ShardRoutes::Route* route, RequestPiece* piece) {
   piece->command.view = route->view;
-  piece->command.insists = route->num_rounds > 0;  // no server has said that it has the shard
-  piece->is_answered = piece->is_sent = false;
+  piece->command.insists = route->search_began != 0 && now_ns() - route->search_began >= routes->patience;
+  piece->command.resumes = std::exchange(route->resumes, false);
+  piece->is_answered = piece->is_sent = piece->is_coming = false;
   ++route->num_under_way;
   if (!call_(routes->servers[route->at], piece)) {
     on_end(piece, Status::lost("the connection to its server has ended"));
@@ -42,12 +43,13 @@ void Router::on_end(RequestPiece* piece, const Status& status) {
   if (is_elsewhere) {
     route.is_moving = true;
     route.why = status;
+    const bool is_there = piece->is_answered && piece->view >= route.view;  // the server has a copy of the shard
+    if (is_there) route.deadline = now_ns() + kSearch;
     route.held.push_back(piece);
   } else {
     if (piece->is_answered) {
       route.view = std::max(route.view, piece->view);
-      route.deadline = 0;
-      route.num_rounds = 0;
+      route.search_began = 0;
     }
     end_(piece, status);
   }
@@ -57,7 +59,8 @@ void Router::on_end(RequestPiece* piece, const Status& status) {
 void Router::move(const std::shared_ptr<ShardRoutes>& routes, uint32_t shard) {
   ShardRoutes::Route& route = routes->shards[shard];
   const uint64_t now = now_ns();
-  if (route.deadline == 0) {
+  if (route.search_began == 0) {
+    route.search_began = now;
     route.deadline = now + kSearch;
     route.num_tried = route.num_rounds = 0;
   }
@@ -70,6 +73,7 @@ void Router::move(const std::shared_ptr<ShardRoutes>& routes, uint32_t shard) {
   }
   route.at = (route.at + 1) % routes->servers.size();
   route.is_moving = false;
+  route.resumes = true;
   std::vector<RequestPiece*> held = std::exchange(route.held, {});
   std::sort(held.begin(), held.end(), [](const RequestPiece* one, const RequestPiece* other) {
     return one->command.sequence < other->command.sequence;
@@ -92,7 +96,7 @@ void Router::retry() {
 }
 
 void Router::fail(ShardRoutes::Route* route, const Status& why) {
-  route->deadline = 0;
+  route->search_began = 0;
   route->is_moving = false;
   for (RequestPiece* piece : std::exchange(route->held, {})) end_(piece, why);
 }

@@ -122,27 +122,19 @@ Status ShardStore::claim(const Command& command, StoredShard** claimed) {
   const bool is_there = shard != nullptr && shard->role != Role::kIncomplete &&
                         (shard->ring.ring == 0 || command.view <= shard->ring.view);
   if (!is_there) return command.view == 0 ? Status(HVL_INVALID_ARGUMENT, kNoShard) : Status::lost(kNoShard);
-  if (shard->role == Role::kPrimary && shard->ready_at == 0) {
-    *claimed = shard;
-    return Status();
+  if (shard->role == Role::kReplica) {
+    const uint64_t now = now_ns();
+    if (check_pause(now)) return Status::lost(kNoShard);
+    const bool has_primary = shard->source != nullptr && now - shard->source->last_forwarded < shard->ring.patience / 2;
+    if (has_primary && !command.insists) return Status::lost("this server has a copy of the shard only");
+    promote(shard);
   }
-  const uint64_t now = now_ns();
-  if (shard->role == Role::kPrimary) {
-    if (now < shard->ready_at) return Status::lost("the shard is about to change its server");
-    shard->ready_at = 0;
-    *claimed = shard;
-    return Status();
-  }
-  if (shard->source != nullptr && !command.insists) return Status::lost("this server has a copy of the shard only");
-  if (check_pause(now)) return Status::lost(kNoShard);
-  promote(shard);
-  return claim(command, claimed);
+  *claimed = shard;
+  return Status();
 }
 
 void ShardStore::promote(StoredShard* shard) {
   shard->role = Role::kPrimary;
-  // The old primary, if it is alive, may answer pulls until then.
-  shard->ready_at = shard->source != nullptr ? shard->last_forwarded + kLease : 0;
   shard->source = nullptr;
   ++shard->ring.view;
   log(LogLevel::kWarning, "this parameter server goes on with the copy of " + name_of(shard->id) +
@@ -158,7 +150,6 @@ Status ShardStore::find_copy(const Command& command, const CommandOwner* primary
   if (shard == nullptr || shard->source != primary) {
     return Status(HVL_INVALID_ARGUMENT, "there is no copy of " + name_of(command.shard));
   }
-  shard->last_forwarded = now_ns();
   *found = shard;
   return Status();
 }

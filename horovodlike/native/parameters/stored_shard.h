@@ -14,7 +14,7 @@ namespace hvl {
 enum class Role : uint8_t {
   kPrimary,     // the clients send their commands to this server
   kIncomplete,  // a copy that has not all parts yet
-  kReplica      // a copy, which becomes the primary when a client sends a command to it
+  kReplica      // a copy, which becomes the primary if a client sends a command to it when that is lost
 };
 
 // Whether another server has a copy of a primary's shard.
@@ -28,6 +28,8 @@ class CommandOwner {
   virtual void on_settled(const Reply& reply) = 0;
   // There is room for changes again.
   virtual void on_room() = 0;
+
+  uint64_t last_forwarded = 0;  // the time of the last command of a primary
 };
 
 struct StoredShard : Shard {
@@ -46,8 +48,6 @@ struct StoredShard : Shard {
   RingInfo ring;
   Role role = Role::kPrimary;
   const CommandOwner* source = nullptr;          // of a copy: the session with the primary; null: it has ended
-  uint64_t last_forwarded = 0;                   // of a copy: the time of the last command of the primary
-  uint64_t ready_at = 0;                         // of a primary: commands of clients must wait until then
   CopyState copy = CopyState::kNone;             // of a primary
   bool has_changed = false;                      // since it was created
   std::unordered_map<uint64_t, uint64_t> marks;  // by client: the sequence of the last change

@@ -156,6 +156,81 @@ TEST(pushes_of_all_sizes_are_applied_in_order_and_pulls_see_those_before) {
   });
 }
 
+// The session of a primary whose copies are in a store.
+struct Primary : CommandOwner {
+  void on_settled(const Reply&) override {}
+  void on_room() override {}
+};
+
+// A store with a copy of a shard.
+struct OneCopy : ShardStore {
+  Primary primary;
+
+  explicit OneCopy(uint64_t count) {
+    Command command;
+    command.shard = kShard;
+    command.dtype = HVL_FLOAT64;
+    command.range = Range{0, count};
+    CHECK(begin_copy(command, RingInfo{1, kMostPatience}, &primary).ok());
+    CHECK(adopt(Command(), nullptr, find(kShard)).ok());
+    primary.last_forwarded = now_ns();
+  }
+  void lose_primary() { drop(&primary, nullptr); }
+};
+
+TEST(no_command_overtakes_one_that_was_refused) {
+  on_each_way([](const auto& connect) {
+    OneCopy store(4);
+    const auto connection = connect(&store), other = connect(&store);
+    const std::vector<double> ones(4, 1);
+    const auto push = [&](Connection* by, uint64_t client, uint64_t sequence, bool resumes = false) {
+      Piece* piece = by->add(Command::Kind::kPush, kShard, 0, 4);
+      piece->command.update = Update{Rule::kAdd, {}};
+      piece->command.client = client;
+      piece->command.sequence = sequence;
+      piece->command.view = 1;
+      piece->command.resumes = resumes;
+      piece->sent = bytes_of(ones);
+      piece->num_sent = 4 * sizeof(double);
+      by->call(piece);
+      by->run();
+      return by->ended.at(by->pieces.size()).message();
+    };
+    CHECK_HAS(push(connection.get(), 1, 1), "this server has a copy of the shard only");
+    store.lose_primary();
+    CHECK_HAS(push(connection.get(), 1, 2), "this server has a copy of the shard only");
+    CHECK_EQ(push(connection.get(), 2, 1), "");  // another client in that process
+    CHECK_EQ(push(other.get(), 1, 1), "");       // another connection
+    CHECK_EQ(push(connection.get(), 1, 1, true), "");
+    CHECK_EQ(push(connection.get(), 1, 2), "");
+    std::vector<double> values(4);
+    other->pull(0, &values);
+    other->run();
+    CHECK(values == std::vector<double>(4, 3));
+  });
+}
+
+TEST(a_copy_becomes_the_primary_when_that_is_lost) {
+  Command command;
+  command.kind = Command::Kind::kPush;
+  command.shard = kShard;
+  command.view = 1;
+  StoredShard* shard = nullptr;
+  {
+    OneCopy store(4);
+    CHECK_HAS(store.claim(command, &shard).message(), "this server has a copy of the shard only");
+    command.insists = true;
+    CHECK(store.claim(command, &shard).ok());
+    CHECK(store.find_copy(command, &store.primary, &shard).is_lost());  // the old primary
+    command.insists = false;
+  }
+  OneCopy with_silent_primary(4), without_primary(4);
+  with_silent_primary.primary.last_forwarded -= kMostPatience / 2;
+  CHECK(with_silent_primary.claim(command, &shard).ok());
+  without_primary.lose_primary();
+  CHECK(without_primary.claim(command, &shard).ok());
+}
+
 TEST(small_pushes_of_several_clients_add_up) {
   on_each_way([](const auto& connect) {
     constexpr int kPushes = 2000;

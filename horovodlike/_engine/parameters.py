@@ -48,6 +48,7 @@ class Peer(NamedTuple):
         seal_data: Whether all bytes have MACs.
         memory_fd: Shared memory of `segment_bytes()` zeros; -1 without.
         pid: With it, the process at the other end if that has a process id here; else 0.
+        is_own: Whether the server at the other end is this process. Only `name` is used then.
     """
 
     fd: int
@@ -56,6 +57,7 @@ class Peer(NamedTuple):
     seal_data: bool
     memory_fd: int = -1
     pid: int = 0
+    is_own: bool = False
 
 
 class Update:
@@ -86,7 +88,7 @@ def _described(peer: Peer) -> tuple[Any, Any]:
     """Return an hvl_parameters_connection, and an object to be kept as long as it is used."""
     name = ffi.new("char[]", peer.name.encode(errors="replace"))
     native = ffi.new("hvl_parameters_connection *")
-    native.fd, native.peer = peer.fd, name
+    native.is_own, native.fd, native.peer = peer.is_own, peer.fd, name
     native.memory_fd, native.peer_pid = peer.memory_fd, peer.pid
     if peer.memory_fd < 0:
         native.has_keys, native.seal_data = 1, peer.seal_data

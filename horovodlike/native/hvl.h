@@ -478,7 +478,8 @@ enum { HVL_PARAMETERS_BLOCK = 65536 };
 /* A connected stream socket whose both ends are authenticated, and nothing is under way on it. The file descriptors are
  * duplicated: the caller may close its own after the call. */
 typedef struct hvl_parameters_connection {
-  int32_t fd;
+  int32_t is_own;   /* 1: to a server that is this process itself, and the rest but `peer` is not used; else 0 */
+  int32_t fd;       /* of the socket */
   const char* peer; /* the other end, in errors and in the log: "server 0 on host b" */
   /* The keys for the MACs of the two directions; both ends have them, or none has. */
   int32_t has_keys;
@@ -514,9 +515,9 @@ int32_t hvl_parameters_remove_server(int64_t server);
 int32_t hvl_parameters_stop(void);
 
 /* A rule of the user, at the server. Updates `values`, `count` elements of `dtype`, with as many elements `pushed`. An
- * array is updated in pieces of up to 1 MiB, and rows one by one: it is called once for each. Returns 0, or anything
- * else after it has written the text of an error, with a zero behind it. Called by the thread of the parameter
- * servers, and other clients wait meanwhile. */
+ * array is updated in pieces of 256 KiB, or 512 KiB for elements of 8 bytes, and rows one by one: it is called once for
+ * each. Returns 0, or anything else after it has written the text of an error, with a zero behind it. Called by the
+ * thread of the parameter servers, and other clients wait meanwhile. */
 typedef int32_t (*hvl_parameters_rule)(void* context, const char* name, const double* arguments, int32_t num_arguments,
                                        int32_t dtype, void* values, const void* pushed, int64_t count, char* error);
 /* Sets the function that carries out all rules of the user; null: there are none. */

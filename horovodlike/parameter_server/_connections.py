@@ -7,8 +7,9 @@ ends send one message each, in JSON:
 * the client: its name, a salt, if it runs on the same host, shared memory that it has made, and if there are copies,
   the servers among which they are kept.
 
-The server answers whether it could open that memory, and both ends hand the socket over to the core. The MACs of the
-core have keys of their own, derived from the channel's key and both salts.
+A process that is its own server recognises its salt: the core needs no connection then. Else the server answers whether
+it could open that memory, and both ends hand the socket over to the core. The MACs of the core have keys of their own,
+derived from the channel's key and both salts.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _SALT_BYTES = 32
 _NAME_LENGTH = 200
 _JOB = job_digest("parameter servers")
 _TO_SERVER, _TO_CLIENT = b">", b"<"
+_own_salts: set[str] = set()  # that the server in this process has sent, until their clients have answered
 
 
 class Address(NamedTuple):
@@ -167,6 +169,7 @@ class Listener:
                 self._server.attend(None if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self._server.close()
+            _own_salts.difference_update(salt.hex() for salt in self._salts.values())
             self._wake.close()
             self._wakened.close()
 
@@ -179,6 +182,7 @@ class Listener:
         except RendezvousError as error:
             return str(error)
         salt = self._salts[connection] = secrets.token_bytes(_SALT_BYTES)
+        _own_salts.add(salt.hex())
         hello = {"host": self._facts.identity, "pid": os.getpid(), "salt": salt.hex(), "rules": sorted(self._rules())}
         self._server.send(connection, {**hello, "seal": self._settings.seal_data})
         return None
@@ -188,8 +192,8 @@ class Listener:
         try:
             message = json.loads(payload)
             name, pid, memory = str(message["name"])[:_NAME_LENGTH], int(message["pid"]), message["memory"]
-            salts = bytes.fromhex(message["salt"]) + self._salts.pop(connection)
-            ring = _read_ring(message["ring"])
+            salts = bytes.fromhex(message["salt"]) + self._forget(connection)
+            ring, is_own = _read_ring(message["ring"]), message["own"] is True
             if len(salts) != 2 * _SALT_BYTES or not 0 <= pid < 1 << 31:
                 raise ValueError("salt, pid")
         except Exception as error:  # whatever a peer sends ends its own connection, and no other
@@ -208,8 +212,9 @@ class Listener:
             self._server.drop(connection)
             keys = _keys(self._key, salts, _TO_CLIENT, _TO_SERVER)
             try:
-                set_options(handed, MESSAGES, self._settings)
-                parameters.add_client(Peer(handed.fileno(), name, keys, self._settings.seal_data, memory_fd, pid))
+                if not is_own:
+                    set_options(handed, MESSAGES, self._settings)
+                    parameters.add_client(Peer(handed.fileno(), name, keys, self._settings.seal_data, memory_fd, pid))
                 self._copies = {number: each for number, each in self._copies.items() if not each.has_ended}
                 if ring is not None and ring.id not in self._copies:
                     client = Client(f"{self.address.name}, for copies", self._facts, self._settings)
@@ -219,8 +224,13 @@ class Listener:
 
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
-        self._salts.pop(connection, None)
+        self._forget(connection)
         self._warn(reason)
+
+    def _forget(self, connection: Connection) -> bytes:
+        salt = self._salts.pop(connection, b"")
+        _own_salts.discard(salt.hex())
+        return salt
 
     def _warn(self, text: str) -> None:
         if self._settings.log_level not in ("error", "fatal"):
@@ -317,9 +327,10 @@ class Client:
         if "refused" in hello:
             raise RendezvousError(f"{server} has rejected this client: {hello['refused']}")
         salt = secrets.token_bytes(_SALT_BYTES)
-        with _memory(tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
+        is_own = hello["salt"] in _own_salts
+        with _memory(not is_own and tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
             pid = os.getpid() if memory_fd >= 0 else 0
-            introduction = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer}
+            introduction = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer, "own": is_own}
             channel.send(encode({**introduction, "ring": None if ring is None else ring._asdict()}), deadline)
             answer = json.loads(channel.receive(deadline))
             if memory_fd >= 0 and not answer["memory"] and self.settings.log_level not in ("error", "fatal"):
@@ -328,7 +339,7 @@ class Client:
             keys = _keys(key, salt + bytes.fromhex(hello["salt"]), _TO_SERVER, _TO_CLIENT)
             set_options(channel.socket, MESSAGES, self.settings)
             shared = (memory_fd, int(hello["pid"])) if answer["memory"] else (-1, 0)
-            peer = Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared)
+            peer = Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared, is_own)
             if replaces is not None:
                 parameters.reconnect(replaces.number, peer)
                 return replaces

@@ -45,7 +45,7 @@ def register_rule(name: str, function: Rule) -> None:
         name: An identifier.
         function: ``function(values, pushed, **arguments)`` updates `values`, a NumPy array of consecutive elements of
             the parameters, in place. `pushed` has as many elements, and must not be changed. Both are valid during the
-            call only. A large array is updated in pieces of up to 1 MiB, one at a time. What the function raises is
+            call only. A large array is updated in pieces, one at a time. What the function raises is
             raised by the client's `wait`; elements that it has changed by then stay changed. It runs in the thread that
             moves the bytes of all parameter servers of the process: a slow function delays all clients, and one that
             waits for a call of a `ParameterServer` never ends.

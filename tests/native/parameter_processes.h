@@ -81,6 +81,12 @@ struct Process {
     server->node.add_client(std::move(ends.server));
     return node.add_server(std::move(ends.client));
   }
+  // As its own server.
+  int64_t connect_to_itself(const std::string& server_name = "a server") {
+    PeerConnection own;
+    own.peer = server_name;
+    return node.add_server(std::move(own));
+  }
   template <typename Make>
   int64_t start(Make&& make) {
     auto request = std::make_unique<ClientRequest>();

@@ -181,7 +181,7 @@ def test_a_killed_server_is_replaced_by_its_copy(launch: Callable[..., Launch]) 
     ended = job.finish()
     assert ended.code == 0, ended.err
     assert ended.err.count("was killed by signal 9 (SIGKILL); the job goes on without it") == 2
-    assert "this parameter server goes on with the copy of shard" in ended.err
+    assert "this parameter server continues with the copy of shard" in ended.err
 
 
 def test_a_module_that_cannot_be_imported_ends_the_job(run: Callable[..., Ended]) -> None:

@@ -80,6 +80,28 @@ def test_the_oracle_of_torchmpi_100_times(ranks, size):
     ranks(size).run(_oracle, 100, timeout=200)
 
 
+def _connections_to_servers():
+    peers, add_server = [], parameters.add_server
+
+    def note(peer):
+        peers.append(peer)
+        return add_server(peer)
+
+    parameters.add_server = note
+    try:
+        with ParameterServer(np.zeros(10)) as server:
+            server.send(np.ones(10)).wait()
+            hvd.barrier()
+            assert (server.receive().wait() == hvd.size()).all()
+    finally:
+        parameters.add_server = add_server
+    assert [peer.is_own for peer in peers] == [rank == hvd.rank() for rank in range(hvd.size())]
+
+
+def test_a_process_recognises_itself_and_no_other(ranks):
+    ranks(3).run(_connections_to_servers)
+
+
 def _lists(length):
     """A list of arrays of several types and shapes, empty ones too; the root's elements come first."""
     rank, size = hvd.rank(), hvd.size()
@@ -448,7 +470,7 @@ def test_every_dtype(ranks, tmp_path):
 
 
 def _fire_and_forget():
-    """Sends whose handles are dropped: those that wait for a server are bounded, and freed when it goes on."""
+    """Sends whose handles are dropped: those that wait for a server are bounded, and freed when it continues."""
     goes_on, kept = threading.Event(), parameters._MOST_ABANDONED
 
     def wait(values, pushed):

@@ -224,7 +224,7 @@ def _bad_messages():
     key, facts = JobKey.random(), facts_of(basics.place(), settings)
     listener = Listener(key, "127.0.0.1", "the server", facts, settings, dict, CopyKeeper)
     listener._warn = lines.append
-    good = {"name": "client", "pid": 0, "salt": "00" * 32, "memory": None}
+    good = {"name": "client", "pid": 0, "salt": "00" * 32, "memory": None, "ring": None, "own": False}
     bad = [{"pid": float("inf")}, {"pid": float("nan")}, {"pid": -1}, {"salt": "0"}, {"name": None, "pid": []}]
     try:
         for message in (b"\xff", b"[]", b"[" * 100_000, *(json.dumps(good | each).encode() for each in bad)):
@@ -247,6 +247,11 @@ def _bad_messages():
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         parameters.remove_server(number)
+        with socket.create_connection(listener.address[:2]) as connected:
+            ClientChannel(connected, key, Identity(0, 1, _JOB), deadline).receive(deadline)
+            assert len(_connections._own_salts) == 1
+            listener.close()
+        assert not _connections._own_salts
     finally:
         listener.close()
 

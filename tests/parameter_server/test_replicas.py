@@ -73,8 +73,8 @@ def test_nothing_acknowledged_is_lost_with_a_killed_server(fresh_ranks, victim):
     for rank in {0, 1, 2} - {victim}:
         assert outcomes[rank].ok, outcomes[rank].error
     outputs = "".join(pool.output(rank) for rank in {0, 1, 2} - {victim})
-    assert "this parameter server goes on with the copy of shard" in outputs
-    assert "this parameter server goes on without a copy: " in outputs
+    assert "this parameter server continues with the copy of shard" in outputs
+    assert "this parameter server continues without a copy: " in outputs
 
 
 def _stop(pids):
@@ -109,7 +109,7 @@ def _stopped():
 def test_a_stopped_server_is_replaced(fresh_ranks):
     pool = fresh_ranks(2, {"HOROVODLIKE_NETWORK_TIMEOUT": "1"})
     pool.run(_stopped)
-    assert "this parameter server goes on with the copy of shard 0" in pool.output(1)
+    assert "this parameter server continues with the copy of shard 0" in pool.output(1)
 
 
 def _both_lost():
@@ -164,7 +164,7 @@ def test_arguments_and_clocks(fresh_ranks):
     pool = fresh_ranks(2)
     pool.run(_arguments)
     for rank in range(2):
-        assert "goes on" not in pool.output(rank)
+        assert "continues" not in pool.output(rank)
         assert "dropped" not in pool.output(rank)
 
 

@@ -108,6 +108,7 @@ Status make_tcp(const hvl_parameters_connection& given, PeerConnection* connecti
 
 Status make_connection(const hvl_parameters_connection& given, int local_rank, PeerConnection* connection) {
   connection->peer = given.peer;
+  if (given.is_own != 0) return Status();
   if (given.memory_fd < 0) return make_tcp(given, connection);
   std::shared_ptr<HostMemory> memory;
   const Status status = HostMemory::map(given.memory_fd, PeerConnection::shape(), &memory);
@@ -181,7 +182,9 @@ int64_t hvl_parameters_segment_bytes(void) {
 int32_t hvl_parameters_add_client(const hvl_parameters_connection* given) {
   return hvl::guarded([&] {
     hvl::PeerConnection connection;
-    const hvl::Status status = hvl::make_connection(*given, 1, &connection);
+    const hvl::Status status = given->is_own == 0
+                                   ? hvl::make_connection(*given, 1, &connection)
+                                   : hvl::Status(HVL_INVALID_ARGUMENT, "a client has a connection to this process");
     if (!status.ok()) return status;
     return hvl::with_node([&](hvl::ParameterNode* node) { node->add_client(std::move(connection)); });
   });

@@ -14,7 +14,6 @@ namespace {
 // claim fails if another copy has begun since the rank read the addresses.
 constexpr int kBitsOfPiece = 32;
 constexpr uint64_t kClosed = UINT32_MAX;
-constexpr uint64_t kPatience = 100 * kMillisecond;
 
 constexpr uint64_t piece_of(uint64_t next) { return next & kClosed; }
 
@@ -57,7 +56,7 @@ void JointCopy::close() {
   const uint64_t piece = piece_of(block_.next.fetch_or(kClosed));
   if (piece == kClosed) return;
   const uint64_t num_claimed = std::min(piece * kPieceBytes, block_.num_bytes.load());
-  const uint64_t deadline = now_ns() + kPatience;
+  const uint64_t deadline = now_ns() + kCopyPatience;
   while (num_received_ + block_.num_sent.load() < num_claimed && now_ns() < deadline) sched_yield();
 }
 

@@ -10,11 +10,13 @@
 #include <memory>
 #include <utility>
 
+#include "base/clock.h"
 #include "shm/host_memory.h"
 
 namespace hvl {
 
 constexpr uint64_t kPieceBytes = uint64_t{256} << 10;
+constexpr uint64_t kCopyPatience = 100 * kMillisecond;  // with a peer that copies, or has been killed meanwhile
 
 class JointCopy {
  public:

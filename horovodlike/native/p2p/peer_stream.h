@@ -1,6 +1,6 @@
 // The bytes of messages between this rank and one other, in both directions: in shared memory, or through a transport.
 //
-// For the thread that holds the engine lock. Nothing here waits.
+// For the thread that holds the engine lock. Nothing here waits but await_copies().
 #pragma once
 
 #include <memory>
@@ -33,6 +33,11 @@ class PeerStream {
   virtual bool can_copy() const { return false; }
   virtual bool copy_from(uint64_t, char*, uint64_t) { return false; }
   virtual bool copy_to(uint64_t, const char*, uint64_t) { return false; }
+  // True if the system has not allowed one of them.
+  virtual bool has_refused() const { return false; }
+  // Called when RankBlock::ended of this rank is set: waits until the peer does not write to memory of this process any
+  // more. It waits 100 ms at most: the peer may have been killed.
+  virtual void await_copies() {}
   // The joint copies of messages to and from the peer; null unless can_copy().
   virtual JointCopy* sent_copy() { return nullptr; }
   virtual JointCopy* received_copy() { return nullptr; }

@@ -1,9 +1,12 @@
 #include "p2p/shm_stream.h"
 
+#include <sched.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -49,11 +52,23 @@ bool ShmStream::can_progress() const {
 
 bool ShmStream::copy_from(uint64_t address, char* to, uint64_t num_bytes) {
   // Once the peer's engine has ended, something else may be in that memory.
-  return move_memory(process_vm_readv, pid_, address, to, num_bytes) && memory_->rank(peer_).ended.load() == 0;
+  const bool is_copied = move_memory(process_vm_readv, pid_, address, to, num_bytes);
+  has_refused_ = has_refused_ || !is_copied;
+  return is_copied && memory_->rank(peer_).ended.load() == 0;
 }
 
 bool ShmStream::copy_to(uint64_t address, const char* from, uint64_t num_bytes) {
-  return move_memory(process_vm_writev, pid_, address, const_cast<char*>(from), num_bytes);
+  out_.block->is_copying.store(1);  // before it looks whether the peer has ended, which then waits
+  const bool may_copy = memory_->rank(peer_).ended.load() == 0;
+  const bool is_copied = may_copy && move_memory(process_vm_writev, pid_, address, const_cast<char*>(from), num_bytes);
+  out_.block->is_copying.store(0);
+  has_refused_ = has_refused_ || (may_copy && !is_copied);
+  return is_copied;
+}
+
+void ShmStream::await_copies() {
+  const uint64_t deadline = now_ns() + kCopyPatience;
+  while (in_.block->is_copying.load() != 0 && now_ns() < deadline) sched_yield();
 }
 
 bool ShmStream::write() {

@@ -36,6 +36,8 @@ class ShmStream final : public PeerStream {
   bool can_copy() const override { return pid_ != 0; }
   bool copy_from(uint64_t address, char* to, uint64_t num_bytes) override;
   bool copy_to(uint64_t address, const char* from, uint64_t num_bytes) override;
+  bool has_refused() const override { return has_refused_; }
+  void await_copies() override;
   JointCopy* sent_copy() override { return can_copy() ? &sent_copy_ : nullptr; }
   JointCopy* received_copy() override { return can_copy() ? &received_copy_ : nullptr; }
 
@@ -48,6 +50,7 @@ class ShmStream final : public PeerStream {
   const MessageRing out_, in_;
   Transfer sent_, received_;
   JointCopy sent_copy_, received_copy_;
+  bool has_refused_ = false;
 };
 
 }  // namespace hvl

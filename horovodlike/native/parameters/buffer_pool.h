@@ -12,12 +12,14 @@ namespace hvl {
 // For one thread.
 class BufferPool {
  public:
-  // Gives the memory back to its pool, which must live longer.
+  // Gives the memory back to its pool, which must live longer. Without one, the memory was borrowed.
   class GiveBack {
    public:
     GiveBack() = default;
     GiveBack(BufferPool* pool, size_t size_class) : pool_(pool), class_(size_class) {}
-    void operator()(char* memory) const { pool_->give_back(memory, class_); }
+    void operator()(char* memory) const {
+      if (pool_ != nullptr) pool_->give_back(memory, class_);
+    }
 
    private:
     BufferPool* pool_ = nullptr;

@@ -95,6 +95,7 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
   RequestPiece& piece = request->pieces.emplace_back();
   piece.server = shards_[shard].server;
   piece.command.kind = kind;
+  piece.command.dtype = dtype_;
   piece.command.shard = ShardId{id_, static_cast<uint32_t>(shard)};
   piece.command.client = client_;
   piece.is_routed = routes_ != nullptr;
@@ -102,11 +103,11 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
   return &piece;
 }
 
-// The pieces end where blocks of the shard do: so a block is updated at once, and two processes can copy a piece.
+// The pieces end where blocks of the shard do: so a block is updated at once.
 void ClientArray::add_pieces(const Command& command, size_t shard, Range items, char* memory,
                              ClientRequest* request) const {
   const uint64_t width = command.part == Part::kCounters ? sizeof(uint64_t) : size_of(dtype_);
-  const uint64_t most = kPieceBytesMost / width;
+  const uint64_t most = std::max(kBlockElements, kUsualPieceBytes / width);
   while (items.count > 0) {
     const uint64_t count = std::min(items.count, most - items.offset % most);
     RequestPiece* piece = add_piece(command.kind, shard, request);
@@ -169,7 +170,6 @@ Status ClientArray::check_update(const Update& update, const Conversion& convers
 Status ClientArray::create(ClientRequest* request) const {
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
     RequestPiece* piece = add_piece(Command::Kind::kCreate, shard, request);
-    piece->command.dtype = dtype_;
     piece->command.range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
     piece->is_routed = false;
     if (routes_ == nullptr) continue;

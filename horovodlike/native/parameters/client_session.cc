@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 
@@ -16,8 +17,27 @@ constexpr uint64_t kMostBatchBytes = kMessageCredit / 2 - 8 * kEagerBytes;
 
 }  // namespace
 
+void Piece::set_number(uint64_t number) {
+  command.number = number;
+  command.num_inline = is_large() ? 0 : static_cast<uint32_t>(num_sent);
+}
+
+Status Piece::take(const Reply& reply, const std::string& server) {
+  is_answered = true;
+  view = reply.view;
+  if (reply.status.ok()) return Status();
+  const std::string text = server + ": " + reply.status.message();
+  return reply.status.is_lost() ? Status::lost(text) : Status(reply.status.code(), text);
+}
+
+void Piece::end(const Status& status, const OnEnd& on_end_of_session) {
+  if (on_end == nullptr) return on_end_of_session(this, status);
+  const OnEnd function = std::move(on_end);
+  function(this, status);
+}
+
 ClientSession::ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
-                             OnEnd on_end)
+                             Piece::OnEnd on_end)
     : Session(server, std::move(stream), keys), on_end_(std::move(on_end)) {}
 
 void ClientSession::call(Piece* piece) {
@@ -48,27 +68,31 @@ Status ClientSession::check_patience(uint64_t now) {
 
 // Each command may be a batch by itself.
 uint64_t ClientSession::cost_of(const Piece& piece) {
-  return credit_of(kMostCommandBytes) + (is_large(piece) ? 0 : piece.num_sent);
+  return credit_of(kMostCommandBytes) + (piece.is_large() ? 0 : piece.num_sent);
 }
 
 bool ClientSession::has_room_for(const Piece& piece) const {
-  return num_batch_bytes_ + cost_of(piece) <= kMostBatchBytes && (!is_large(piece) || num_large_ < kMostLarge);
+  return num_batch_bytes_ + cost_of(piece) <= kMostBatchBytes && (!piece.is_large() || num_large_ < kMostLarge);
 }
 
+// The commands come first, so that the server can carry out the first one when it has its elements.
 Status ClientSession::before_sending() {
+  std::vector<const Piece*> large;
   while (can_call()) {
     Piece* piece = waiting_.front();
-    waiting_.pop_front();
     Command& command = piece->command;
-    command.number = next_number_++;
-    command.num_inline = is_large(*piece) ? 0 : static_cast<uint32_t>(piece->num_sent);
+    piece->set_number(next_number_++);
+    command.address = stream().can_copy() ? reinterpret_cast<uintptr_t>(piece->received) : 0;
     pending_[command.number] = piece;
+    waiting_.pop_front();  // now that there was memory for it elsewhere
     num_batch_bytes_ += cost_of(*piece);
     put(command, piece->sent);
-    if (!is_large(*piece)) continue;
+    if (!piece->is_large()) continue;
     ++num_large_;
-    send_elements(command.number, piece->sent, piece->num_sent);
+    large.push_back(piece);
   }
+  if (!large.empty()) flush();
+  for (const Piece* piece : large) send_elements(piece->command.number, piece->sent, piece->num_sent);
   return Status();
 }
 
@@ -87,18 +111,12 @@ Status ClientSession::on_batch(Bytes batch) {
     status = reader.read(&reply);
     if (!status.ok()) break;
     const auto found = pending_.find(reply.number);
-    const bool fits =
-        found != pending_.end() && (found->second->command.kind != Command::Kind::kPull || !reply.status.ok());
+    const bool fits = found != pending_.end() && (found->second->command.kind != Command::Kind::kPull ||
+                                                  found->second->command.address != 0 || !reply.status.ok());
     if (!fits) return wrong("a reply to no command");
     if (found->second->is_coming) return wrong("an error behind the elements");
-    if (is_large(*found->second) && !found->second->is_sent) return wrong("a reply before it has the elements");
-    found->second->is_answered = true;
-    found->second->view = reply.view;
-    const std::string text = peer() + ": " + reply.status.message();
-    if (!reply.status.ok()) {
-      reply.status = reply.status.is_lost() ? Status::lost(text) : Status(reply.status.code(), text);
-    }
-    end(reply.number, reply.status);
+    if (found->second->is_large() && !found->second->is_sent) return wrong("a reply before it has the elements");
+    end(reply.number, found->second->take(reply, peer()));
   }
   give_credit(batch.size());
   return status;
@@ -134,19 +152,13 @@ void ClientSession::end(uint64_t number, const Status& status) {
   Piece* piece = found->second;
   pending_.erase(found);
   num_batch_bytes_ -= cost_of(*piece);
-  if (is_large(*piece)) --num_large_;
-  tell(piece, status);
-}
-
-void ClientSession::tell(Piece* piece, const Status& status) {
-  if (piece->on_end == nullptr) return on_end_(piece, status);
-  const auto on_end = std::move(piece->on_end);  // the piece may be gone then
-  on_end(piece, status);
+  if (piece->is_large()) --num_large_;
+  piece->end(status, on_end_);
 }
 
 void ClientSession::fail(const Status& status) {
-  for (const auto& [number, piece] : std::exchange(pending_, {})) tell(piece, status);
-  for (Piece* piece : std::exchange(waiting_, {})) tell(piece, status);
+  for (const auto& [number, piece] : std::exchange(pending_, {})) piece->end(status, on_end_);
+  for (Piece* piece : std::exchange(waiting_, {})) piece->end(status, on_end_);
 }
 
 }  // namespace hvl

@@ -14,6 +14,9 @@ namespace hvl {
 
 // A command with its memory.
 struct Piece {
+  // Called when a command has ended, with its status.
+  using OnEnd = std::function<void(Piece* piece, const Status& status)>;
+
   Command command;             // the session sets its number, num_inline
   const char* sent = nullptr;  // the payload
   uint64_t num_sent = 0;       // bytes
@@ -24,15 +27,21 @@ struct Piece {
   uint64_t patience = 0;       // nanoseconds: a server that does not answer for so long is lost; 0: for ever
   bool is_answered = false;    // at its end: by the server
   uint32_t view = 0;           // in the answer
-  std::function<void(Piece* piece, const Status& status)> on_end;  // null: that of the session
+  OnEnd on_end;                // null: that of the session
+
+  // True if the payload is a message of its own.
+  bool is_large() const { return num_sent > kInlineBytes; }
+  void set_number(uint64_t number);
+  // Takes the server's answer; returns its status, for the user.
+  Status take(const Reply& reply, const std::string& server);
+  // Calls on_end, or that of the session. The piece may be gone then.
+  void end(const Status& status, const OnEnd& on_end_of_session);
 };
 
 class ClientSession final : public Session {
  public:
-  // Called when a command has ended, with its status.
-  using OnEnd = std::function<void(Piece* piece, const Status& status)>;
-
-  ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys, OnEnd on_end);
+  ClientSession(const std::string& server, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
+                Piece::OnEnd on_end);
 
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands of a session are carried out
   // in order. They leave in batches: as few at a time as the server must keep for that.
@@ -55,13 +64,11 @@ class ClientSession final : public Session {
   Status on_sent(uint64_t number) override;
   Status before_sending() override;
 
-  static bool is_large(const Piece& piece) { return piece.num_sent > kInlineBytes; }
   static uint64_t cost_of(const Piece& piece);
   bool has_room_for(const Piece& piece) const;
   void end(uint64_t number, const Status& status);
-  void tell(Piece* piece, const Status& status);
 
-  const OnEnd on_end_;
+  const Piece::OnEnd on_end_;
   std::deque<Piece*> waiting_;                    // to be sent
   std::unordered_map<uint64_t, Piece*> pending_;  // by number
   uint64_t next_number_ = 1;

@@ -29,9 +29,10 @@ struct WireCommand {
   uint64_t sequence;
   uint64_t offset;
   uint64_t count;
+  uint64_t address;
   double arguments[kMostRuleArguments];
 };
-static_assert(sizeof(WireCommand) == 104, "a command has no gaps");
+static_assert(sizeof(WireCommand) == 112, "a command has no gaps");
 static_assert(sizeof(WireCommand) + HVL_PARAMETERS_NAME_BYTES == kMostCommandBytes, "the name is the longest");
 
 struct WireReply {
@@ -98,6 +99,7 @@ void append(const Command& command, const char* payload, Bytes* batch) {
   wire.number = command.number;
   wire.offset = command.range.offset;
   wire.count = command.range.count;
+  wire.address = command.address;
   std::copy(std::begin(update.arguments), std::end(update.arguments), wire.arguments);
   append_bytes(&wire, sizeof wire, batch);
   append_bytes(update.name.data(), update.name.size(), batch);
@@ -150,6 +152,7 @@ Status BatchReader::read(Command* command, const char** payload) {
   command->view = wire.view;
   command->range = Range{wire.offset, wire.count};
   command->num_ranges = wire.num_ranges;
+  command->address = wire.address;
   command->num_inline = wire.num_inline;
   *payload = next_;
   next_ += payload_bytes;

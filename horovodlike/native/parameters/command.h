@@ -20,8 +20,10 @@ namespace hvl {
 
 constexpr int64_t kBatchTag = 0;
 constexpr uint64_t kInlineBytes = uint64_t{4} << 10;     // of the largest payload that is in the batch
-constexpr uint64_t kMostCommandBytes = 168;              // without its payload
+constexpr uint64_t kMostCommandBytes = 176;              // without its payload
 constexpr uint64_t kPieceBytesMost = uint64_t{1} << 20;  // of the elements, and of the payload, of a command
+// So few that a rule finds in the cache of the processor what has just been copied.
+constexpr uint64_t kUsualPieceBytes = kPieceBytesMost / 4;
 
 // Chosen by the clients: the array, and the place of the shard in it.
 struct ShardId {
@@ -54,8 +56,8 @@ struct Command {
   Kind kind = Kind::kPush;
   Part part = Part::kValues;
   Payload format = HVL_PAYLOAD_FULL;  // of a push
-  DataType dtype = HVL_UINT8;
-  Update update;  // of a push
+  DataType dtype = HVL_UINT8;         // of a new shard, or of the array that a push or a pull is for
+  Update update;                      // of a push
   ShardId shard;
   uint64_t number = 0;        // the client counts its commands, from 1 on
   bool insists = false;       // the client has not found the primary for long: a server with a copy becomes it
@@ -66,12 +68,13 @@ struct Command {
   uint32_t view = 0;          // of the shard, as the client knows it; 0: the shard has no copy
   Range range;                // if num_ranges is 0; else `count` is the sum of the ranges
   uint32_t num_ranges = 0;
+  uint64_t address = 0;  // of a pull: where the elements belong in the client's memory, if the server may write there
   uint32_t num_inline = 0;  // bytes of payload that follow the command
 };
 
-// The answer to a command, but for a pull that succeeds: its elements answer it. A status that is_lost() refuses it:
-// the server does not have the shard, but another one may. Then the server refuses all that the client sends to the
-// shard, until a command that resumes: else one could overtake those before it.
+// The answer to a command, but for a pull that succeeds without an address: its elements answer it. A status that
+// is_lost() refuses it: the server does not have the shard, but another one may. Then the server refuses all that the
+// client sends to the shard, until a command that resumes: else one could overtake those before it.
 struct Reply {
   uint64_t number = 0;
   Status status;

@@ -21,6 +21,12 @@ Status read_ring(const char* bytes, uint64_t num_bytes, RingInfo* ring) {
   return is_valid ? Status() : Status(HVL_INVALID_ARGUMENT, "the description of the ring of a shard is not valid");
 }
 
+Status check_dtype(const Command& command, const Shard& shard) {
+  if (command.part == Part::kCounters || command.dtype == shard.dtype()) return Status();
+  return Status(HVL_MISMATCH, std::string("the array has elements of ") + name_of(command.dtype) +
+                                  ", and the shard has elements of " + name_of(shard.dtype()));
+}
+
 // Ends the clocks of clients of arrays.
 void end_clocks(std::set<std::pair<uint64_t, uint64_t>>* joined, ShardStore* store) {
   for (const auto& [array, client] : std::exchange(*joined, {})) store->drop(array, client);
@@ -259,7 +265,8 @@ Status CommandRunner::push(Running* running) {
     return Status();
   }
   Pushed elements = running->payload;
-  Status status = take_ranges(command, *shard, &elements);
+  Status status = check_dtype(command, *shard);
+  if (status.ok()) status = take_ranges(command, *shard, &elements);
   if (status.ok()) status = apply(command, shard, elements);
   const bool is_named = command.part == Part::kValues && command.update.rule == Rule::kNamed;
   if (!status.ok() && !is_named) return status;
@@ -323,17 +330,23 @@ Status CommandRunner::pull(Running* running) {
   const Command& command = running->command;
   const StoredShard& shard = *running->shard;
   Pushed ranges = running->payload;
-  const Status status = take_ranges(command, shard, &ranges);
+  Status status = check_dtype(command, shard);
+  if (status.ok()) status = take_ranges(command, shard, &ranges);
   if (!status.ok()) return status;
   const uint64_t width = shard.width_of(command.part);
   if (command.range.count > kPieceBytesMost / width) {
     return Status(HVL_INVALID_ARGUMENT, "more elements are asked for than a piece may have");
   }
-  Pulled pulled{store_.buffers().take(command.range.count * width), command.range.count * width};
-  char* to = pulled.memory.get();
-  for (const Range& range : ranges_) {
-    shard.read(command.part, range, to);
-    to += range.count * width;
+  Pulled pulled{nullptr, command.range.count * width};
+  const bool is_plain = command.address != 0 && command.part == Part::kValues && command.num_ranges == 0;
+  const char* values = shard.values() + ranges_.front().offset * width;
+  if (!is_plain || !output_.copy_to_client(command, values, pulled.num_bytes)) {
+    pulled.memory = output_.memory_for(command.number, pulled.num_bytes);
+    char* to = pulled.memory.get();
+    for (const Range& range : ranges_) {
+      shard.read(command.part, range, to);
+      to += range.count * width;
+    }
   }
   running->replies = false;
   pulled_[command.number] = std::move(pulled);

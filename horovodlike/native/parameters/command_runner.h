@@ -21,6 +21,11 @@ class CommandRunner : private ClockClient, private CommandOwner {
    public:
     virtual ~Output() = default;
     virtual void reply(const Reply& reply) = 0;
+    // Copies the elements of a pull to where the client wants them; false: it cannot. After true, return_elements() has
+    // no memory.
+    virtual bool copy_to_client(const Command& command, const char* elements, uint64_t num_bytes) = 0;
+    // Returns memory for the elements of a pull.
+    virtual BufferPool::Pointer memory_for(uint64_t number, uint64_t num_bytes) = 0;
     virtual void return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) = 0;
     // There are new answers, or there is room for commands, when none is carried out.
     virtual void notify() = 0;

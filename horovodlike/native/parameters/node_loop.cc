@@ -83,10 +83,12 @@ void NodeLoop::add_server(PeerConnection connection, int64_t server) {
   const std::string name = connection.peer;
   Server& added = servers_[server];
   added.ended = catch_no_memory(name, [&] {
-    auto peer = std::make_unique<NodePeer>(std::move(connection), server, [this](Piece* ended, const Status& status) {
+    const auto on_end = [this](Piece* ended, const Status& status) {
       auto* piece = static_cast<RequestPiece*>(ended);
       piece->is_routed ? router_.on_end(piece, status) : end(piece, status);
-    });
+    };
+    auto peer = std::make_unique<NodePeer>(std::move(connection), server, &store_, on_end,
+                                           [this](NodePeer* ready) { mark_ready(ready); });
     NodePeer* made = peer.get();
     add(std::move(peer));
     added.peer = made;
@@ -98,7 +100,7 @@ void NodeLoop::add(std::unique_ptr<NodePeer> peer) {
   NodePeer* added = peer.get();
   peers_.push_back(std::move(peer));
   if (added->is_local()) local_.push_back(added);
-  watch(added, EPOLL_CTL_ADD);
+  if (added->fd() != -1) watch(added, EPOLL_CTL_ADD);
   mark_ready(added);
 }
 
@@ -123,7 +125,7 @@ void NodeLoop::stop() {
   const Status why(HVL_SHUT_DOWN, "this process has stopped its parameter servers and clients");
   while (!peers_.empty()) {
     NodePeer* peer = peers_.back().get();
-    if (peer->client() != nullptr) leave(peer);
+    leave(peer);
     drop(peer, why);
   }
   router_.stop(why);
@@ -171,7 +173,7 @@ bool NodeLoop::call_server(int64_t server, Piece* piece) {
   const auto found = servers_.find(server);
   if (found == servers_.end() || found->second.peer == nullptr) return false;
   mark_ready(found->second.peer);
-  found->second.peer->client()->call(piece);
+  found->second.peer->call(piece);
   return true;
 }
 
@@ -252,16 +254,17 @@ void NodeLoop::progress(NodePeer* peer, bool* progressed) {
 void NodeLoop::drop(NodePeer* peer, const Status& why) {
   const auto owner = std::find_if(peers_.begin(), peers_.end(), [&](const auto& each) { return each.get() == peer; });
   if (owner == peers_.end()) return;  // it has failed twice
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, peer->fd(), nullptr);
-  if (peer->client() == nullptr && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
+  if (peer->fd() != -1) epoll_ctl(epoll_, EPOLL_CTL_DEL, peer->fd(), nullptr);
+  if (peer->server() == 0 && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
     log(LogLevel::kWarning, "a client of this parameter server is dropped: " + why.message());
   }
   const int64_t number = peer->server();
-  if (peer->client() != nullptr) servers_[number].peer = nullptr, servers_[number].ended = why;
+  if (number != 0) servers_[number].peer = nullptr, servers_[number].ended = why;
   local_.erase(std::remove(local_.begin(), local_.end(), peer), local_.end());
   ready_.erase(std::remove(ready_.begin(), ready_.end(), peer), ready_.end());
+  peer->is_ready = true;  // nothing puts it there again
   peer->end(why);
-  if (peer->client() != nullptr) {
+  if (number != 0) {
     store_.replicator().end_server(number, why);
     for (ClientRequest* request : std::exchange(servers_[number].awaiting, {})) {
       request->status = why;
@@ -285,7 +288,7 @@ int NodeLoop::check_time() {
   last_turn_ = now;
   store_.check_pause(now);
   for (const auto& peer : peers_) {
-    if (pause >= kPause && peer->client() != nullptr) peer->client()->renew_patience();
+    if (pause >= kPause) peer->renew_patience();
   }
   const int longest_sleep = router_.is_searching() ? static_cast<int>(kCheck / kMillisecond) : kSleepWithCopies;
   if (now < next_check_) return longest_sleep;
@@ -293,8 +296,7 @@ int NodeLoop::check_time() {
   router_.retry();
   store_.replicator().keep_alive(now);
   for (const auto& peer : peers_) {
-    if (peer->client() == nullptr) continue;
-    Status status = peer->client()->check_patience(now);
+    Status status = peer->check_patience(now);
     if (!status.ok()) failed_.emplace_back(peer.get(), std::move(status));
     if (peer->can_progress()) mark_ready(peer.get());
   }

@@ -49,21 +49,26 @@ void LocalEnd::close() {
 }
 
 void PeerConnection::close_in_child() {
+  if (is_own()) return;
   stream->close();
   if (local != nullptr) local->close();
 }
 
-NodePeer::NodePeer(PeerConnection connection, ShardStore* store, std::function<void(NodePeer*)> on_ticked)
-    : local_(std::move(connection.local)) {
+NodePeer::NodePeer(PeerConnection connection, ShardStore* store, Notify notify) : local_(std::move(connection.local)) {
   auto session = std::make_unique<ServerSession>(connection.peer, std::move(connection.stream), keys_of(connection),
-                                                 store, [this, notify = std::move(on_ticked)] { notify(this); });
+                                                 store, [this, notify = std::move(notify)] { notify(this); });
   served_ = session.get();
   session_ = std::move(session);
   fd_ = find_fd();
 }
 
-NodePeer::NodePeer(PeerConnection connection, int64_t server, ClientSession::OnEnd on_end)
+NodePeer::NodePeer(PeerConnection connection, int64_t server, ShardStore* store, Piece::OnEnd on_end, Notify notify)
     : local_(std::move(connection.local)), server_(server) {
+  if (connection.is_own()) {
+    own_ = std::make_unique<OwnClient>(connection.peer, store, std::move(on_end),
+                                       [this, notify = std::move(notify)] { notify(this); });
+    return;
+  }
   auto session = std::make_unique<ClientSession>(connection.peer, std::move(connection.stream), keys_of(connection),
                                                  std::move(on_end));
   client_ = session.get();
@@ -80,11 +85,21 @@ int NodePeer::find_fd() const {
 }
 
 void NodePeer::close_in_child() {
+  if (own_ != nullptr) return;
   session_->stream().close();
   if (is_local()) local_->close();
 }
 
+bool NodePeer::can_progress() const {
+  if (own_ != nullptr) return own_->can_progress();
+  return session_->can_progress() || (client_ != nullptr ? client_->can_call() : served_->has_more());
+}
+
 Status NodePeer::progress(bool* progressed) {
+  if (own_ != nullptr) {
+    own_->progress(progressed);
+    return Status();
+  }
   bool moved = false;
   Status status = session_->progress(&moved);
   if (moved && client_ != nullptr) client_->renew_patience();
@@ -109,7 +124,12 @@ void NodePeer::arm() {
   doorbell().arm(WaitingParty::kEngineThread, session_->is_sending() ? news | kWakeRoom : news);
 }
 
+void NodePeer::renew_patience() {
+  if (client_ != nullptr) client_->renew_patience();
+}
+
 void NodePeer::leave() {
+  if (client_ == nullptr) return;
   client_->leave();
   const uint64_t deadline = now_ns() + kTimeToLeave;
   bool progressed = false;
@@ -120,8 +140,12 @@ void NodePeer::leave() {
 }
 
 void NodePeer::end(const Status& why) {
+  if (own_ != nullptr) return own_->fail(why);
   // The peer sees that memory of this process may be something else from now on.
-  if (is_local()) block().ended.store(1);
+  if (is_local()) {
+    block().ended.store(1);
+    session_->stream().await_copies();
+  }
   session_->close();
   if (client_ != nullptr) client_->fail(why);
 }

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "parameters/client_session.h"
+#include "parameters/own_client.h"
 #include "parameters/server_session.h"
 #include "shm/host_memory.h"
 
@@ -31,6 +31,8 @@ struct PeerConnection {
   std::optional<MessageKeys> keys;
   std::unique_ptr<LocalEnd> local;  // null: the stream has a descriptor
 
+  // True if there is none: this process is its own server.
+  bool is_own() const { return stream == nullptr; }
   // A stream in shared memory. The socket is duplicated. `pid`: as in ShmStream.
   static Status make_local(std::string peer, std::shared_ptr<HostMemory> memory, int local_rank, int pid, int socket,
                            PeerConnection* connection);
@@ -43,32 +45,40 @@ struct PeerConnection {
 // For the node's thread.
 class NodePeer {
  public:
-  NodePeer(PeerConnection connection, ShardStore* store, std::function<void(NodePeer*)> on_ticked);
-  NodePeer(PeerConnection connection, int64_t server, ClientSession::OnEnd on_end);
+  // `notify` is called when progress() has something to do.
+  using Notify = std::function<void(NodePeer*)>;
+
+  // A client.
+  NodePeer(PeerConnection connection, ShardStore* store, Notify notify);
+  // A server. `store`: for the process itself.
+  NodePeer(PeerConnection connection, int64_t server, ShardStore* store, Piece::OnEnd on_end, Notify notify);
   NodePeer(const NodePeer&) = delete;
   NodePeer& operator=(const NodePeer&) = delete;
 
-  const std::string& name() const { return session_->peer(); }
-  ClientSession* client() const { return client_; }  // null: the peer is a client
-  int64_t server() const { return server_; }         // the number of the server; 0: the peer is a client
+  const std::string& name() const { return own_ != nullptr ? own_->server() : session_->peer(); }
+  int64_t server() const { return server_; }  // the number of the server; 0: the peer is a client
   bool is_local() const { return local_ != nullptr; }
   bool has_left() const { return served_ != nullptr && served_->has_left(); }
-  int fd() const { return fd_; }
+  int fd() const { return fd_; }  // -1: none
 
+  // Takes a command for the server.
+  void call(Piece* piece) { own_ != nullptr ? own_->call(piece) : client_->call(piece); }
   // Moves bytes, and handles what has come. An error ends the connection.
   Status progress(bool* progressed);
-  bool can_progress() const {
-    return session_->can_progress() || (client_ != nullptr ? client_->can_call() : served_->has_more());
-  }
+  bool can_progress() const;
   // True if room in the socket must be waited for.
-  bool waits_for_room() const { return !is_local() && session_->is_sending(); }
+  bool waits_for_room() const { return fd_ != -1 && !is_local() && session_->is_sending(); }
   // The socket has input. An error: the peer has ended.
   Status take_input();
   // Of a peer of this host: whether it wakes this process for what it does.
   void arm();
   void disarm() { doorbell().disarm(); }
   // Returns an error if the host of the peer does not answer.
-  Status check_answered() const { return session_->stream().check_answered(); }
+  Status check_answered() const { return own_ != nullptr ? Status() : session_->stream().check_answered(); }
+  // Returns an error if the server does not answer. Called now and then.
+  Status check_patience(uint64_t now) { return client_ != nullptr ? client_->check_patience(now) : Status(); }
+  // This process has stood still.
+  void renew_patience();
   // Tells a server that this client leaves, and waits for a short time until that has been sent.
   void leave();
   // Ends the session, and all commands that have not ended with an error.
@@ -85,6 +95,7 @@ class NodePeer {
   int find_fd() const;
 
   std::unique_ptr<LocalEnd> local_;  // of a peer on this host
+  std::unique_ptr<OwnClient> own_;   // the server is this process, and there is no session
   std::unique_ptr<Session> session_;
   ClientSession* client_ = nullptr;
   ServerSession* served_ = nullptr;

@@ -46,7 +46,7 @@ void Replicator::stop(uint64_t number, Ring* ring, const Status& why) {
     ++shard->ring.view;
   }
   if (!shards.empty() && why.code() != HVL_SHUT_DOWN) {
-    log(LogLevel::kWarning, "this parameter server goes on without a copy: " + why.message());
+    log(LogLevel::kWarning, "this parameter server continues without a copy: " + why.message());
   }
   for (CommandOwner* owner : std::exchange(ring->stalled, {})) owner->on_room();
   const OnEnd on_end = std::exchange(ring->on_end, nullptr);
@@ -133,6 +133,11 @@ bool Replicator::forward(StoredShard* shard, const Command& command, const char*
   auto piece = make(*shard, command.kind);
   piece->command = command;
   piece->num_sent = num_bytes;
+  if (memory == nullptr && piece->is_large()) {
+    memory = store_.buffers().take(num_bytes);
+    std::memcpy(memory.get(), payload, num_bytes);
+    payload = memory.get();
+  }
   if (memory != nullptr) {
     piece->memory = std::move(memory);
     piece->sent = payload;

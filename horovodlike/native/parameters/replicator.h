@@ -40,7 +40,7 @@ class Replicator {
   // Makes a copy, if the ring has a server for it.
   void copy(StoredShard* shard);
   // Sends a change on. False: the caller replies at once; else the owner gets the reply later. `memory`: of the
-  // payload, if it is not within a batch: it is taken.
+  // payload, and is taken; without it the payload is copied.
   bool forward(StoredShard* shard, const Command& command, const char* payload, uint64_t num_bytes,
                BufferPool::Pointer memory, CommandOwner* owner, const Reply& reply);
   // As forward(), without a change: the reply comes after those to the changes before.

@@ -44,7 +44,7 @@ class Router {
   void begin(RequestPiece* piece);
   // A command has ended at a server.
   void on_end(RequestPiece* piece, const Status& status);
-  // Goes on with searches that found no server. Called now and then.
+  // Continues searches that found no server. Called now and then.
   void retry();
   bool is_used() const { return next_sequence_ > 1; }
   bool is_searching() const { return !searching_.empty(); }

@@ -85,6 +85,15 @@ void apply_with_arguments(const Update& update, const char* pushed, const Elemen
 
 }  // namespace
 
+void copy_bytes(const char* from, char* to, size_t num_bytes) {
+  Reduction none;
+  none.dtype = HVL_UINT8;
+  none.op = HVL_SUM;
+  const void* source = from;
+  void* dst = to;
+  reduce(none, {&source, 1, &dst, 1, num_bytes});
+}
+
 const char* name_of(Rule rule) { return traits_of(rule).name; }
 int num_arguments(const Update& update) {
   return update.rule == Rule::kNamed ? update.num_arguments : traits_of(update.rule).num_arguments;
@@ -134,7 +143,7 @@ void apply(const Update& update, const char* pushed, const Elements& elements) {
   if (num_bytes == 0) return;
   switch (update.rule) {
     case Rule::kZero: std::memset(elements.values, 0, num_bytes); return;
-    case Rule::kCopy: std::memcpy(elements.values, pushed, num_bytes); return;
+    case Rule::kCopy: return copy_bytes(pushed, elements.values, num_bytes);
     case Rule::kAdd: return combine(HVL_SUM, pushed, elements);
     case Rule::kMax: return combine(HVL_MAX, pushed, elements);
     case Rule::kMin: return combine(HVL_MIN, pushed, elements);

@@ -59,6 +59,9 @@ struct Elements {
   size_t count;
 };
 
+// As memcpy(), by the vectors of reduce() with one source: places need not be aligned alike.
+void copy_bytes(const char* from, char* to, size_t num_bytes);
+
 const char* name_of(Rule rule);
 // False: there is no such rule; one of the user may have the name.
 bool find_rule(const std::string& name, Rule* rule);

@@ -7,10 +7,10 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kFetched = 2;                                // payloads that are fetched ahead
+constexpr size_t kFetched = 8;                                // payloads that are fetched ahead
 constexpr size_t kReturned = 4;                               // pulls whose elements are on their way
 constexpr size_t kReplies = 128;                              // batches of replies that are on their way
-constexpr uint64_t kBudget = 4 * kPieceBytesMost;             // of a progress()
+constexpr uint64_t kBudget = 2 * kUsualPieceBytes;            // of a progress(): an element of any type counts 8 bytes
 constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
 
 }  // namespace
@@ -41,7 +41,8 @@ Status ServerSession::on_elements(uint64_t number, uint64_t num_bytes) {
 }
 
 void ServerSession::fetch_next() {
-  for (size_t index = 0; index < std::min(kFetched, pushed_.size()); ++index) {
+  const size_t most = can_copy() ? 1 : kFetched;
+  for (size_t index = 0; index < std::min(most, pushed_.size()); ++index) {
     Elements& elements = pushed_[index];
     if (elements.memory != nullptr) continue;
     elements.memory = store_.buffers().take(elements.num_bytes);
@@ -62,6 +63,7 @@ Status ServerSession::on_sent(uint64_t number) {
 }
 
 void ServerSession::return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) {
+  if (memory == nullptr) return reply(Reply{number, Status()});
   const char* elements = memory.get();
   returned_[number] = std::move(memory);
   send_elements(number, elements, num_bytes);

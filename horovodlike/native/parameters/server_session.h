@@ -44,9 +44,14 @@ class ServerSession final : public Session, private CommandRunner::Output {
   Status before_sending() override;
 
   void reply(const Reply& reply) override { put(reply); }
+  bool copy_to_client(const Command& command, const char* elements, uint64_t num_bytes) override {
+    return can_copy() && stream().copy_to(command.address, elements, num_bytes);
+  }
+  BufferPool::Pointer memory_for(uint64_t, uint64_t num_bytes) override { return store_.buffers().take(num_bytes); }
   void return_elements(uint64_t number, BufferPool::Pointer memory, uint64_t num_bytes) override;
   void notify() override;
 
+  bool can_copy() const { return stream().can_copy() && !stream().has_refused(); }
   void fetch_next();
   Status run_commands();
   // Carries the command out; *done is false if it must wait for its payload or for room.

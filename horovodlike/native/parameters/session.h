@@ -25,7 +25,7 @@ class Session : private MessageEvents {
 
   // Moves bytes and handles what has arrived, without waiting. An error ends this session only.
   Status progress(bool* progressed);
-  bool can_progress() const { return !out_.empty() || link_.can_progress(); }
+  bool can_progress() const { return !out_.empty() || !fetched_.empty() || link_.can_progress(); }
   // True if there is something to send, now or later.
   bool is_sending() const { return link_.is_sending(); }
   PeerStream& stream() const { return link_.stream(); }
@@ -52,6 +52,8 @@ class Session : private MessageEvents {
   }
   // The batch that on_batch() got last, or one before, has been handled: its sender may send as many bytes more.
   void give_credit(uint64_t num_bytes) { link_.give_credit(num_bytes); }
+  // Sends what was put.
+  void flush();
   // Sends elements, which are borrowed until on_sent().
   void send_elements(uint64_t number, const char* elements, uint64_t num_bytes);
   // Receives the elements that on_elements() has announced.
@@ -74,7 +76,6 @@ class Session : private MessageEvents {
   void on_announcement(const MessageHeader& message, const Announcement& announcement) override;
   void on_end(const MessageRequest& request, Status status, const MessageHeader& message) override;
 
-  void flush();
   void keep(Arrived arrived);
   Status handle();
 

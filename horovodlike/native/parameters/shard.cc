@@ -9,9 +9,11 @@ namespace hvl {
 
 namespace {
 
-// Memory of zeros, which the system provides only where it is used.
+constexpr uint64_t kAlignment = 64;  // of the values: no vector is in two cache lines
+
+// Memory of zeros, which the system provides only where it is used, and where it can be aligned.
 char* make_zeros(uint64_t count, uint64_t width) {
-  void* memory = std::calloc(std::max<uint64_t>(count, 1), width);
+  void* memory = std::calloc(count + kAlignment / width, width);
   if (memory == nullptr) throw std::bad_alloc();
   return static_cast<char*>(memory);
 }
@@ -21,7 +23,8 @@ char* make_zeros(uint64_t count, uint64_t width) {
 Shard::Shard(DataType dtype, uint64_t count)
     : dtype_(dtype),
       count_(count),
-      values_(make_zeros(count, size_of(dtype))),
+      memory_(make_zeros(count, size_of(dtype))),
+      values_(memory_.get() + -reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment),
       blocks_((count + kBlockElements - 1) / kBlockElements) {}
 
 Status Shard::check_range(const Range& range, Part part) const {
@@ -51,7 +54,7 @@ Status Shard::apply(const Update& update, const std::vector<Range>& ranges, cons
     if (!status.ok()) break;
     const uint64_t width = size_of(dtype_);
     if (update.rule == Rule::kNamed) {
-      status = user.apply(update, dtype_, values_.get() + range.offset * width, pushed, range.count);
+      status = user.apply(update, dtype_, values_ + range.offset * width, pushed, range.count);
     } else {
       for_each_block(range, [&](size_t, const Range& part, uint64_t in_front) {
         apply_in_block(update, part, pushed == nullptr ? nullptr : pushed + in_front);
@@ -77,7 +80,7 @@ void Shard::apply_in_block(const Update& update, const Range& range, const char*
     ++block.num_updates;
     block.counted = num_applied_;
   }
-  Elements elements{dtype_, values_.get() + range.offset * width, {}, block.num_updates, range.count};
+  Elements elements{dtype_, values_ + range.offset * width, {}, block.num_updates, range.count};
   for (int slot = 0; slot < num_slots(update.rule); ++slot) elements.slots[slot] = slot_of(index, slot) + in_front;
   hvl::apply(update, pushed, elements);
 }
@@ -94,7 +97,7 @@ bool Shard::is_used(Part part, const Range& range) const {
 void Shard::read(Part part, const Range& range, char* to) const {
   const uint64_t width = width_of(part);
   if (part == Part::kValues) {
-    std::memcpy(to, values_.get() + range.offset * width, range.count * width);
+    copy_bytes(values_ + range.offset * width, to, range.count * width);
   } else if (part == Part::kCounters) {
     for (uint64_t index = 0; index < range.count; ++index) {
       std::memcpy(to + index * width, &blocks_[range.offset + index].num_updates, width);
@@ -114,7 +117,7 @@ void Shard::read(Part part, const Range& range, char* to) const {
 void Shard::write(Part part, const Range& range, const char* from) {
   const uint64_t width = width_of(part);
   if (part == Part::kValues) {
-    std::memcpy(values_.get() + range.offset * width, from, range.count * width);
+    std::memcpy(values_ + range.offset * width, from, range.count * width);
   } else if (part == Part::kCounters) {
     for (uint64_t index = 0; index < range.count; ++index) {
       std::memcpy(&blocks_[range.offset + index].num_updates, from + index * width, width);

@@ -34,7 +34,7 @@ class Shard {
 
   DataType dtype() const { return dtype_; }
   uint64_t count() const { return count_; }
-  const char* values() const { return values_.get(); }
+  const char* values() const { return values_; }
   // The width of an item of the part, and the number of its items.
   uint64_t width_of(Part part) const { return part == Part::kCounters ? sizeof(uint64_t) : size_of(dtype_); }
   uint64_t count_of(Part part) const { return part == Part::kCounters ? blocks_.size() : count_; }
@@ -72,7 +72,8 @@ class Shard {
 
   const DataType dtype_;
   const uint64_t count_;
-  const std::unique_ptr<char, Free> values_;
+  const std::unique_ptr<char, Free> memory_;
+  char* const values_;
   std::vector<Block> blocks_;
   uint64_t num_applied_ = 0;
 };

@@ -137,7 +137,7 @@ void ShardStore::promote(StoredShard* shard) {
   shard->role = Role::kPrimary;
   shard->source = nullptr;
   ++shard->ring.view;
-  log(LogLevel::kWarning, "this parameter server goes on with the copy of " + name_of(shard->id) +
+  log(LogLevel::kWarning, "this parameter server continues with the copy of " + name_of(shard->id) +
                               ": a client has lost the server that had it");
   replicator_.copy(shard);
 }

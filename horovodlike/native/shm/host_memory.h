@@ -48,7 +48,9 @@ struct Progress {
 struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down cleanly
-  std::atomic<uint32_t> ended;                     // 1: its engine has ended; memory of its requests may be reused
+  // 1: its engine has ended. Memory of its requests may be reused: what others copy from there is not used, and they
+  // copy nothing to it.
+  std::atomic<uint32_t> ended;
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
   alignas(kCacheLine) std::atomic<int> processor;  // the number of the last one that ran this rank's engine, plus 1
@@ -84,8 +86,9 @@ struct JointCopyBlock {
 
 // The positions up to which a ring buffer of messages has been written and read; see p2p/shm_stream.h.
 struct MessageBlock {
-  alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
-  alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+  alignas(kCacheLine) std::atomic<uint64_t> written;     // by the sender
+  alignas(kCacheLine) std::atomic<uint64_t> read;        // by the receiver
+  alignas(kCacheLine) std::atomic<uint32_t> is_copying;  // 1: the sender writes to the receiver's memory; by the sender
   JointCopyBlock joint_copy;
 };
 

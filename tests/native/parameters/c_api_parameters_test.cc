@@ -54,6 +54,17 @@ hvl_parameters_array* open_array(int64_t server, int64_t count, int32_t num_clie
 
 const hvl_parameters_update kPlainAdd{"add", nullptr, 0, HVL_PAYLOAD_FULL, 0};
 
+TEST(a_connection_without_a_socket_is_an_error) {
+  for (const bool is_local : {true, false}) {
+    Given given(is_local, getpid(), getpid());
+    given.server.fd = given.client.fd = -1;
+    CHECK(hvl_parameters_add_client(&given.server) != HVL_OK);
+    CHECK(hvl_parameters_add_server(&given.client) < 0);
+    CHECK_HAS(std::string(hvl_last_error()), "Bad file descriptor");
+  }
+  CHECK_EQ(hvl_parameters_stop(), HVL_OK);
+}
+
 TEST(calls_through_the_c_api_and_nothing_is_left_behind) {
   const size_t before = count_descriptors();
   for (const bool is_local : {true, false}) {

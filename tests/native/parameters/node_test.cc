@@ -186,6 +186,7 @@ TEST(a_client_that_stalls_holds_up_no_other) {
     std::vector<Piece> pulls(100);
     for (Piece& pull : pulls) {
       pull.command.kind = Command::Kind::kPull;
+      pull.command.dtype = HVL_FLOAT32;
       pull.command.shard = ShardId{7, 0};
       pull.command.range.count = values.size();
       pull.received = reinterpret_cast<char*>(values.data());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parameter_processes.h"
+#include "wrapped_stream.h"
 
 namespace hvl {
 namespace {
@@ -82,6 +83,40 @@ struct Client {
   std::vector<std::unique_ptr<std::vector<float>>> added;
 };
 
+// Sends messages, but not the elements that the other end has asked for.
+struct WithholdingStream final : WrappedStream {
+  static constexpr uint64_t kNever = UINT64_MAX;
+  using WrappedStream::WrappedStream;
+
+  uint64_t send(const void* data, uint64_t num_bytes) override {
+    withholds = withholds || num_bytes > kEagerBytes;
+    return withholds ? kNever : WrappedStream::send(data, num_bytes);
+  }
+  bool has_sent(uint64_t end) const override { return end != kNever && WrappedStream::has_sent(end); }
+
+  bool withholds = false;
+};
+
+// A server that begins to answer pulls.
+struct BeginningServer final : Session {
+  const std::vector<char> elements = std::vector<char>(kPieceBytesMost);
+
+  explicit BeginningServer(std::unique_ptr<PeerStream> stream) : Session("a client", std::move(stream), nullptr) {}
+
+  Status on_batch(Bytes batch) override {
+    BatchReader reader(batch);
+    Command command;
+    const char* payload = nullptr;
+    const Status status = reader.read(&command, &payload);
+    send_elements(command.number, elements.data(), command.range.count * sizeof(float));
+    return status;
+  }
+  Status on_elements(uint64_t, uint64_t) override { return Status(); }
+  Status on_fetched(uint64_t) override { return Status(); }
+  Status on_sent(uint64_t) override { return Status(); }
+  Status before_sending() override { return Status(); }
+};
+
 // A rule that holds up the thread of a server, as if its process had been stopped.
 std::atomic<bool> is_held{false}, may_go_on{false};
 int32_t hold_up(void*, const char*, const double*, int32_t, int32_t, void*, const void*, int64_t, char*) {
@@ -115,6 +150,52 @@ TEST(the_copy_goes_on_with_all_that_was_acknowledged) {
     CHECK_EQ(other.value(), 36.0F);
     other.add_and_wait(1);
     CHECK_EQ(client.value(), 37.0F);
+  }
+}
+
+TEST(the_copy_answers_a_receive_whose_server_is_lost_amid_its_elements) {
+  Process process, server;
+  BothEnds ends(Way::kTcp, "a client", "server 0");
+  auto stream = std::make_unique<WithholdingStream>(std::move(ends.server.stream));
+  const bool& withholds = stream->withholds;
+  auto lost = std::make_unique<BeginningServer>(std::move(stream));
+  const int64_t numbers[] = {process.node.add_server(std::move(ends.client)), process.connect(Way::kTcp, &server)};
+  const hvl_parameters_ring ring{kRingId, numbers, 2, 60};
+  const std::vector<float> sent = counted(HVL_PARAMETERS_BLOCK);
+  Array before(&process, {{numbers[0], HVL_PARAMETERS_BLOCK}}, 0, HVL_FLOAT32, &ring);
+  Array after(&process, {{numbers[1], HVL_PARAMETERS_BLOCK}}, 0, HVL_FLOAT32, &ring);
+  CHECK_EQ(after.create().message(), "");
+  CHECK_EQ(process.wait(after.send(kCopy, 0, sent)).message(), "");
+  std::vector<float> received(sent.size());
+  const int64_t handle = before.receive(0, &received);
+  bool progressed = false;
+  for (const uint64_t deadline = now_ns() + kPatience; !withholds;) {
+    REQUIRE(now_ns() < deadline && lost->progress(&progressed).ok());
+  }
+  lost = nullptr;
+  CHECK_EQ(process.wait(handle).message(), "");
+  CHECK(received == sent);
+}
+
+TEST(the_copy_has_what_a_process_has_changed_at_its_own_server) {
+  for (const Way way : kWays) {
+    Servers servers(way, 2);
+    Client other(&servers);
+    Process* both = servers[0];
+    const int64_t numbers[] = {both->connect_to_itself("server 0"), both->connect(way, servers[1])};
+    const hvl_parameters_ring ring{kRingId, numbers, 2, 60};
+    Array own(both, {{numbers[0], kCount}}, 0, HVL_FLOAT32, &ring);
+    CHECK_EQ(own.create().message(), "");
+    servers.replicate(0, 1);
+    other.await_copies();
+    const std::vector<float> ones(kCount, 1);
+    std::vector<int64_t> handles;
+    for (int push = 0; push < 300; ++push) handles.push_back(own.send(kAdd, 0, ones));  // more than may be under way
+    other.add_and_wait(1);
+    for (int64_t handle : handles) CHECK_EQ(both->wait(handle).message(), "");
+    CHECK(own.all(kCount) == std::vector<float>(kCount, 301));
+    servers.kill(0);
+    CHECK_EQ(other.value(), 301.0F);
   }
 }
 

@@ -1,0 +1,56 @@
+// This process as a client of its own server: its commands are carried out without a session, with the memory of their
+// caller.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "parameters/client_session.h"
+#include "parameters/command_runner.h"
+
+namespace hvl {
+
+// For the node's thread.
+class OwnClient final : private CommandRunner::Output {
+ public:
+  // `store` must live longer. `notify` is called when progress() may have something to do again.
+  OwnClient(std::string server, ShardStore* store, Piece::OnEnd on_end, std::function<void()> notify)
+      : server_(std::move(server)), on_end_(std::move(on_end)), notify_(std::move(notify)), runner_(store, this) {}
+
+  const std::string& server() const { return server_; }
+  // Takes a command, which is borrowed until it has ended, and so is its memory. Commands are carried out in order.
+  void call(Piece* piece) { waiting_.push_back(piece); }
+  // Carries out some commands, with the bytes of a usual piece, so that other clients get their turn, and ends those
+  // that have been answered.
+  void progress(bool* progressed);
+  bool can_progress() const { return !replies_.empty() || (!waiting_.empty() && !waits_for_room_); }
+  // Ends all commands that have not ended with an error; progress() must not be called any more.
+  void fail(const Status& status);
+
+ private:
+  bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }  // by memory_for()
+  // The elements go where the caller wants them, since no one sees them before the command has ended.
+  BufferPool::Pointer memory_for(uint64_t number, uint64_t) override {
+    return BufferPool::Pointer(pending_.at(number)->received, {});
+  }
+  void reply(const Reply& reply) override { replies_.push_back(reply); }
+  void return_elements(uint64_t number, BufferPool::Pointer, uint64_t) override { reply(Reply{number, Status()}); }
+  void notify() override;
+
+  void end(const Reply& reply);
+
+  const std::string server_;
+  const Piece::OnEnd on_end_;
+  const std::function<void()> notify_;
+  std::deque<Piece*> waiting_;                    // to be carried out
+  std::unordered_map<uint64_t, Piece*> pending_;  // by number: those that are
+  uint64_t next_number_ = 1;
+  bool waits_for_room_ = false;
+  std::vector<Reply> replies_;
+  CommandRunner runner_;
+};
+
+}  // namespace hvl

@@ -49,6 +49,14 @@ bool CommandRunner::has_room_for(const Command& command) {
   return shard == nullptr || store_.replicator().has_room_for(*shard, this);
 }
 
+bool CommandRunner::yields(const Command& command) {
+  const StoredShard* shard = store_.find(command.shard);
+  const bool is_large = command.range.count >= kBlockElements && command.num_ranges == 0;
+  const bool is_ahead = is_large && shard != nullptr && command.range.offset > shard->front;
+  has_yielded_ = is_ahead && !has_yielded_;
+  return has_yielded_;
+}
+
 void CommandRunner::on_ticked(uint64_t number, const Status& status) {
   const auto tick = unanswered_.find(number);
   StoredShard* shard = tick != unanswered_.end() ? store_.find(tick->second.shard) : nullptr;
@@ -132,8 +140,10 @@ Status CommandRunner::run_direct(Running* running) {
 Status CommandRunner::run_of_shard(Running* running) {
   using Kind = Command::Kind;
   const Command& command = running->command;
-  if (command.kind == Kind::kPull) return pull(running);
-  if (command.kind == Kind::kPush) return push(running);
+  if (command.kind == Kind::kPull || command.kind == Kind::kPush) {
+    running->shard->front = command.range.offset + command.range.count;
+    return command.kind == Kind::kPull ? pull(running) : push(running);
+  }
   if (command.kind == Kind::kRemove) return remove(running);
   if (command.kind == Kind::kTick) {
     tick(running);

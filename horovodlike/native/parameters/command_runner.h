@@ -46,6 +46,9 @@ class CommandRunner : private ClockClient, private CommandOwner {
   static bool has_large_payload(const Command& command);
   // False: the command must wait; notify() is called then.
   bool has_room_for(const Command& command);
+  // True in every second turn of a client that is ahead of another one in a large shard. So that one catches up, and
+  // from then on finds in the cache what the first one has used.
+  bool yields(const Command& command);
   // `memory`: of the payload, if it is not within a batch.
   void carry_out(const Command& command, const Pushed& payload, BufferPool::Pointer memory);
   // Pulls whose elements may not be returned yet.
@@ -109,6 +112,7 @@ class CommandRunner : private ClockClient, private CommandOwner {
   std::map<Stream, Status> refused_;                 // until the client resumes: why
   std::set<std::pair<uint64_t, uint64_t>> joined_;   // arrays, and their clients whose clocks end with this
   bool has_left_ = false;
+  bool has_yielded_ = false;
 };
 
 }  // namespace hvl

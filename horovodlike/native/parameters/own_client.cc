@@ -7,6 +7,7 @@ namespace hvl {
 void OwnClient::progress(bool* progressed) {
   for (uint64_t used = 0; used < kUsualPieceBytes && !waiting_.empty();) {
     Piece* piece = waiting_.front();
+    if (runner_.yields(piece->command)) break;
     waits_for_room_ = !runner_.has_room_for(piece->command);
     if (waits_for_room_) break;
     piece->set_number(next_number_++);

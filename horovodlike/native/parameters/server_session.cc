@@ -87,6 +87,10 @@ Status ServerSession::run_commands() {
     }
     if (!status.ok()) return wrong(status.message());
     if (command_.has_value()) {
+      if (runner_->yields(*command_)) {
+        budget_ = 0;
+        return status;
+      }
       bool done = true;
       status = run(*command_, &done);
       if (!done) return status;

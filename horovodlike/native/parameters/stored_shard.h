@@ -50,6 +50,7 @@ struct StoredShard : Shard {
   const CommandOwner* source = nullptr;          // of a copy: the session with the primary; null: it has ended
   CopyState copy = CopyState::kNone;             // of a primary
   bool has_changed = false;                      // since it was created
+  uint64_t front = 0;                            // the end of the range of the last push or pull
   std::unordered_map<uint64_t, uint64_t> marks;  // by client: the sequence of the last change
   std::vector<std::pair<CommandOwner*, uint64_t>> awaiting;  // commands that wait for a copy: their owners and numbers
 };

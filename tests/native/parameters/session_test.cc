@@ -232,6 +232,45 @@ TEST(a_copy_becomes_the_primary_when_that_is_lost) {
   CHECK(without_primary.claim(command, &shard).ok());
 }
 
+// Takes what answers commands, for tests that do not look at it.
+struct NoOutput : CommandRunner::Output {
+  void reply(const Reply&) override {}
+  void return_elements(uint64_t, BufferPool::Pointer, uint64_t) override {}
+  void notify() override {}
+  bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }
+  BufferPool::Pointer memory_for(uint64_t, uint64_t) override { return {}; }
+};
+
+TEST(a_client_that_is_ahead_leaves_out_every_second_turn) {
+  OneShard store(4 * kBlockElements);
+  NoOutput output;
+  CommandRunner first(&store, &output), second(&store, &output);
+  const std::vector<double> ones(kBlockElements, 1);
+  const auto make = [](uint64_t block) {
+    Command command;
+    command.shard = kShard;
+    command.dtype = HVL_FLOAT64;
+    command.update = Update{Rule::kAdd, {}};
+    command.range = Range{block * kBlockElements, kBlockElements};
+    return command;
+  };
+  const auto push = [&](CommandRunner* by, uint64_t block) {
+    by->carry_out(make(block), {bytes_of(ones), kBlockElements * sizeof(double)}, nullptr);
+  };
+  for (uint64_t block = 0; block < 3; ++block) {
+    CHECK(!first.yields(make(block)));  // alone
+    push(&first, block);
+  }
+  CHECK(!second.yields(make(0)));
+  push(&second, 0);
+  for (int turn = 0; turn < 2; ++turn) {
+    CHECK(first.yields(make(3)));
+    CHECK(!first.yields(make(3)));
+  }
+  for (uint64_t block = 1; block < 3; ++block) push(&second, block);
+  CHECK(!first.yields(make(3)));  // the second one has caught up
+}
+
 TEST(small_pushes_of_several_clients_add_up) {
   on_each_way([](const auto& connect) {
     constexpr int kPushes = 2000;

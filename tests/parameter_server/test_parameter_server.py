@@ -488,7 +488,7 @@ def _fire_and_forget():
         server.send(np.ones(8), "wait")
         sender = threading.Thread(target=send)
         sender.start()
-        while sender.is_alive() and len(lengths) < kept:  # the next one has to wait
+        while sender.is_alive() and len(parameters._abandoned) < kept:  # the next one has to wait
             os.sched_yield()
         goes_on.set()
         sender.join(30)

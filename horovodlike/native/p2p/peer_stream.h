@@ -29,7 +29,7 @@ class PeerStream {
   virtual bool can_progress() const = 0;
 
   // True if memory may be copied from and to the peer's memory directly. copy_from() and copy_to() copy all of it, or
-  // return false if the system does not allow that.
+  // return false: the system does not allow that, or the peer has ended.
   virtual bool can_copy() const { return false; }
   virtual bool copy_from(uint64_t, char*, uint64_t) { return false; }
   virtual bool copy_to(uint64_t, const char*, uint64_t) { return false; }

@@ -84,7 +84,7 @@ Status ClientSession::before_sending() {
     piece->set_number(next_number_++);
     command.address = stream().can_copy() ? reinterpret_cast<uintptr_t>(piece->received) : 0;
     pending_[command.number] = piece;
-    waiting_.pop_front();  // now that there was memory for it elsewhere
+    waiting_.pop_front();  // after the insertion, which may throw
     num_batch_bytes_ += cost_of(*piece);
     put(command, piece->sent);
     if (!piece->is_large()) continue;

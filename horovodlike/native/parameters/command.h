@@ -72,9 +72,10 @@ struct Command {
   uint32_t num_inline = 0;  // bytes of payload that follow the command
 };
 
-// The answer to a command, but for a pull that succeeds without an address: its elements answer it. A status that
-// is_lost() refuses it: the server does not have the shard, but another one may. Then the server refuses all that the
-// client sends to the shard, until a command that resumes: else one could overtake those before it.
+// The answer to a command, but for a pull that succeeds: its elements answer it, unless they have been written to its
+// address. A status that is_lost() refuses it: the server does not have the shard, but another one may. Then the server
+// refuses all that the client sends to the shard, until a command that resumes: else one could overtake those before
+// it.
 struct Reply {
   uint64_t number = 0;
   Status status;
@@ -97,6 +98,7 @@ struct ClientState {
   uint64_t clock = kNoClock;
 };
 
+constexpr uint64_t kPause = 250000000;  // nanoseconds: a process has stood still
 constexpr uint64_t kLeastPatience = 1000000000, kMostPatience = 3600 * UINT64_C(1000000000);
 
 using Bytes = std::vector<char>;

@@ -1,5 +1,6 @@
 #include "parameters/command_runner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -12,6 +13,13 @@ namespace {
 bool has_elements(const Command& command) {
   if (command.kind == Command::Kind::kAdopt) return true;
   return command.kind == Command::Kind::kPush && (command.part != Part::kValues || has_payload(command.update.rule));
+}
+
+// True if a client pushes or pulls consecutive elements, so many that the memory they are in matters.
+bool is_large(const Command& command) {
+  const bool moves = command.kind == Command::Kind::kPush || command.kind == Command::Kind::kPull;
+  return moves && !command.is_forwarded && command.part == Part::kValues && command.num_ranges == 0 &&
+         command.range.count >= kBlockElements;
 }
 
 Status read_ring(const char* bytes, uint64_t num_bytes, RingInfo* ring) {
@@ -49,12 +57,15 @@ bool CommandRunner::has_room_for(const Command& command) {
   return shard == nullptr || store_.replicator().has_room_for(*shard, this);
 }
 
-bool CommandRunner::yields(const Command& command) {
-  const StoredShard* shard = store_.find(command.shard);
-  const bool is_large = command.range.count >= kBlockElements && command.num_ranges == 0;
-  const bool is_ahead = is_large && shard != nullptr && command.range.offset > shard->front;
-  has_yielded_ = is_ahead && !has_yielded_;
-  return has_yielded_;
+uint64_t CommandRunner::cost_of(const Command& command) {
+  return kMostCommandBytes + std::min(command.range.count, kTurn / sizeof(double)) * sizeof(double);
+}
+
+bool CommandRunner::leave_out_turn(const Command& command) {
+  const StoredShard* shard = is_large(command) ? store_.find(command.shard) : nullptr;
+  const bool is_ahead = shard != nullptr && command.range.offset > shard->front;
+  has_left_out_turn_ = is_ahead && !has_left_out_turn_;
+  return has_left_out_turn_;
 }
 
 void CommandRunner::on_ticked(uint64_t number, const Status& status) {
@@ -79,7 +90,7 @@ void CommandRunner::on_settled(const Reply& settled) {
 
 void CommandRunner::reply(const Reply& reply) {
   const auto answered = unanswered_.extract(reply.number);
-  if (!answered.empty() && reply.status.is_lost()) refused_.emplace(answered.mapped(), reply.status);
+  if (!answered.empty() && reply.status.is_lost()) refused_.insert(answered.mapped());
   output_.reply(reply);
 }
 
@@ -110,11 +121,10 @@ Status CommandRunner::run_direct(Running* running) {
     return Status();
   }
   if (command.view > 0) {
-    const Stream stream{command.client, command.shard};
-    unanswered_.emplace(command.number, stream);
-    if (command.resumes) refused_.erase(stream);
-    const auto refused = refused_.find(stream);
-    if (refused != refused_.end()) return refused->second;
+    const ClientShard from{command.client, command.shard};
+    unanswered_.emplace(command.number, from);
+    if (command.resumes) refused_.erase(from);
+    if (refused_.count(from) > 0) return Status::lost("a command before this one was refused");
   }
   switch (command.kind) {
     case Kind::kCreate: return create(running);
@@ -140,10 +150,9 @@ Status CommandRunner::run_direct(Running* running) {
 Status CommandRunner::run_of_shard(Running* running) {
   using Kind = Command::Kind;
   const Command& command = running->command;
-  if (command.kind == Kind::kPull || command.kind == Kind::kPush) {
-    running->shard->front = command.range.offset + command.range.count;
-    return command.kind == Kind::kPull ? pull(running) : push(running);
-  }
+  if (is_large(command)) running->shard->front = command.range.offset + command.range.count;
+  if (command.kind == Kind::kPull) return pull(running);
+  if (command.kind == Kind::kPush) return push(running);
   if (command.kind == Kind::kRemove) return remove(running);
   if (command.kind == Kind::kTick) {
     tick(running);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -36,6 +35,8 @@ class CommandRunner : private ClockClient, private CommandOwner {
     uint64_t num_bytes = 0;
   };
 
+  static constexpr uint64_t kTurn = 2 * kUsualPieceBytes;  // the cost of a turn
+
   // Both must live longer.
   CommandRunner(ShardStore* store, Output* output) : store_(*store), output_(*output) {}
   ~CommandRunner() override;
@@ -46,9 +47,12 @@ class CommandRunner : private ClockClient, private CommandOwner {
   static bool has_large_payload(const Command& command);
   // False: the command must wait; notify() is called then.
   bool has_room_for(const Command& command);
-  // True in every second turn of a client that is ahead of another one in a large shard. So that one catches up, and
-  // from then on finds in the cache what the first one has used.
-  bool yields(const Command& command);
+  // The part that a command takes of a turn of the client: the bytes of its elements, if each had 8, and a little more.
+  static uint64_t cost_of(const Command& command);
+  // Called before carry_out() if the command could be carried out. True: the client leaves out this turn. It does so
+  // every second time while it is ahead of another one in a large shard. So that one catches up, and from then on finds
+  // in the cache what the first one has used.
+  bool leave_out_turn(const Command& command);
   // `memory`: of the payload, if it is not within a batch.
   void carry_out(const Command& command, const Pushed& payload, BufferPool::Pointer memory);
   // Pulls whose elements may not be returned yet.
@@ -69,12 +73,11 @@ class CommandRunner : private ClockClient, private CommandOwner {
     BufferPool::Pointer memory;
     uint64_t num_bytes = 0;
   };
-  // A client and a shard.
-  struct Stream {
+  struct ClientShard {
     uint64_t client;
     ShardId shard;
 
-    bool operator<(const Stream& other) const {
+    bool operator<(const ClientShard& other) const {
       return std::tie(client, shard.array, shard.index) < std::tie(other.client, other.shard.array, other.shard.index);
     }
   };
@@ -106,13 +109,13 @@ class CommandRunner : private ClockClient, private CommandOwner {
 
   ShardStore& store_;
   Output& output_;
-  std::vector<Range> ranges_;                        // of the command that is carried out
-  std::unordered_map<uint64_t, Pulled> pulled_;      // by number
-  std::unordered_map<uint64_t, Stream> unanswered_;  // by number: the commands to shards with copies
-  std::map<Stream, Status> refused_;                 // until the client resumes: why
-  std::set<std::pair<uint64_t, uint64_t>> joined_;   // arrays, and their clients whose clocks end with this
+  std::vector<Range> ranges_;                             // of the command that is carried out
+  std::unordered_map<uint64_t, Pulled> pulled_;           // by number
+  std::unordered_map<uint64_t, ClientShard> unanswered_;  // by number: the commands to shards with copies
+  std::set<ClientShard> refused_;                         // until the client resumes
+  std::set<std::pair<uint64_t, uint64_t>> joined_;        // arrays, and their clients whose clocks end with this
   bool has_left_ = false;
-  bool has_yielded_ = false;
+  bool has_left_out_turn_ = false;
 };
 
 }  // namespace hvl

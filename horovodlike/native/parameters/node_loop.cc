@@ -21,7 +21,6 @@ constexpr int kMostReady = 64;
 constexpr int kLastRounds = 64;  // for what has come from a peer that has ended
 // Milliseconds. They also bound a wake-up that was lost with its sender.
 constexpr int kSleep = 500, kSleepWithCopies = 100;
-constexpr uint64_t kPause = kLeastPatience / 4;  // this process has stood still
 constexpr uint64_t kCheck = 20 * kMillisecond;
 
 void copy_out(const RequestPiece& piece) {

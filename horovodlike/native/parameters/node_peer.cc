@@ -116,6 +116,7 @@ Status NodePeer::take_input() {
   } while (came == sizeof bytes);
   const bool is_open = came > 0 || (came == -1 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
   if (is_open) return Status();
+  local_->memory->rank(1 - local_->local_rank).ended.store(1);  // its process may have been killed
   return Status::lost("the connection to " + name() + " was lost: its process has ended or has closed it");
 }
 

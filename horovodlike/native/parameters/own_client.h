@@ -31,7 +31,7 @@ class OwnClient final : private CommandRunner::Output {
   void fail(const Status& status);
 
  private:
-  bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }  // by memory_for()
+  bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }  // see memory_for()
   // The elements go where the caller wants them, since no one sees them before the command has ended.
   BufferPool::Pointer memory_for(uint64_t number, uint64_t) override {
     return BufferPool::Pointer(pending_.at(number)->received, {});

@@ -40,11 +40,16 @@ void Replicator::end_server(int64_t server, const Status& why) {
 
 void Replicator::stop(uint64_t number, Ring* ring, const Status& why) {
   ring->server = 0;
-  const std::vector<StoredShard*> shards = store_.primaries_of(number);
-  for (StoredShard* shard : shards) {
+  const bool is_doubted = std::exchange(ring->doubted, 0) != 0;
+  for (StoredShard* shard : store_.primaries_of(number)) {
+    if (is_doubted && shard->copy == CopyState::kComplete) {
+      store_.depose(shard, Status::lost("this server stood still, and then its replica was lost: " + why.message()));
+      continue;
+    }
     shard->copy = CopyState::kNone;
     ++shard->ring.view;
   }
+  const std::vector<StoredShard*> shards = store_.primaries_of(number);
   if (!shards.empty() && why.code() != HVL_SHUT_DOWN) {
     log(LogLevel::kWarning, "this parameter server continues without a copy: " + why.message());
   }
@@ -179,6 +184,18 @@ bool Replicator::has_room_for(const StoredShard& shard, CommandOwner* owner) {
   return false;
 }
 
+void Replicator::refuse(const StoredShard& shard, const Status& why) {
+  const auto found = rings_.find(shard.ring.ring);
+  if (found == rings_.end()) return;
+  for (Forwarded* piece : found->second.pending) {
+    if (piece->command.shard == shard.id) piece->reply.status = why;
+  }
+}
+
+void Replicator::doubt(const StoredShard& shard, uint64_t now) {
+  if (shard.copy == CopyState::kComplete) rings_.at(shard.ring.ring).doubted = now;
+}
+
 void Replicator::drop(CommandOwner* owner) {
   for (auto& [number, ring] : rings_) {
     for (Forwarded* piece : ring.pending) {
@@ -201,12 +218,11 @@ void Replicator::keep_alive(uint64_t now) {
 void Replicator::on_piece_end(Piece* ended, const Status& status) {
   const std::unique_ptr<Forwarded> piece(static_cast<Forwarded*>(ended));
   Ring& ring = rings_.at(piece->ring);
-  ring.pending.erase(piece.get());
-  ring.num_bytes -= piece->num_sent;
   StoredShard* shard = store_.find(piece->command.shard);
   const bool is_ours = shard != nullptr && shard->role == Role::kPrimary && shard->ring.view == piece->command.view;
   if (status.ok()) {
     ring.last_answer = std::max(ring.last_answer, piece->began);
+    if (piece->began > ring.doubted) ring.doubted = 0;
     if (is_ours && piece->stage == Forwarded::kEndsCopy) {
       shard->copy = CopyState::kComplete;
       confirm(shard);
@@ -220,6 +236,8 @@ void Replicator::on_piece_end(Piece* ended, const Status& status) {
   } else if (ring.server == piece->server) {
     stop(piece->ring, &ring, status);
   }
+  ring.pending.erase(piece.get());  // now that refuse() has had it
+  ring.num_bytes -= piece->num_sent;
   if (piece->owner != nullptr) piece->owner->on_settled(piece->reply);
   if (ring.num_bytes < kMostWaitingBytes) {
     for (CommandOwner* owner : std::exchange(ring.stalled, {})) owner->on_room();

@@ -49,7 +49,12 @@ class Replicator {
   void await(StoredShard* shard, CommandOwner* owner, uint64_t number);
   // False: too much waits for the replica; on_room() of the owner is called when there is room.
   bool has_room_for(const StoredShard& shard, CommandOwner* owner);
+  // Another server is the primary of the shard: what waits for the replica has not been carried out.
+  void refuse(const StoredShard& shard, const Status& why);
   void drop(CommandOwner* owner);
+  // This process has stood still, so that another server may be the primary by now: a shard that has a copy has to hear
+  // from its replica. If that is lost before, the shard is given up.
+  void doubt(const StoredShard& shard, uint64_t now);
   // Asks the replicas from which nothing has come for some time. Called now and then.
   void keep_alive(uint64_t now);
   // A shard of the ring is removed.
@@ -72,6 +77,7 @@ class Replicator {
     std::unordered_set<Forwarded*> pending;
     uint64_t num_bytes = 0;  // of their payloads
     uint64_t last_answer = 0;
+    uint64_t doubted = 0;  // the time; 0: the replica has answered since
     std::unordered_set<CommandOwner*> stalled;
     bool is_removed = false;  // all its shards have been removed
   };

@@ -41,8 +41,8 @@ void Router::on_end(RequestPiece* piece, const Status& status) {
   --route.num_under_way;
   const bool is_elsewhere = piece->is_answered ? status.is_lost() : !status.ok() && status.code() != HVL_SHUT_DOWN;
   if (is_elsewhere) {
+    if (!route.is_moving) route.why = status;  // those behind it are refused because of this
     route.is_moving = true;
-    route.why = status;
     const bool is_there = piece->is_answered && piece->view >= route.view;  // the server has a copy of the shard
     if (is_there) route.deadline = now_ns() + kSearch;
     route.held.push_back(piece);
@@ -98,6 +98,7 @@ void Router::retry() {
 void Router::fail(ShardRoutes::Route* route, const Status& why) {
   route->search_began = 0;
   route->is_moving = false;
+  route->resumes = true;
   for (RequestPiece* piece : std::exchange(route->held, {})) end_(piece, why);
 }
 

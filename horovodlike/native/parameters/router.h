@@ -17,7 +17,7 @@ struct ShardRoutes {
     uint32_t view = 1;
     size_t num_under_way = 0;
     bool is_moving = false;           // the commands wait until those under way have ended
-    bool resumes = false;             // the next command is the first at this server
+    bool resumes = false;             // the next command is the first one after those that were refused
     uint64_t search_began = 0;        // for the server that has the shard; 0: no search is under way
     uint64_t deadline = 0;            // of the search
     size_t num_tried = 0;             // servers, in this round of the search

@@ -10,7 +10,6 @@ namespace {
 constexpr size_t kFetched = 8;                                // payloads that are fetched ahead
 constexpr size_t kReturned = 4;                               // pulls whose elements are on their way
 constexpr size_t kReplies = 128;                              // batches of replies that are on their way
-constexpr uint64_t kBudget = 2 * kUsualPieceBytes;            // of a progress(): an element of any type counts 8 bytes
 constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
 
 }  // namespace
@@ -74,7 +73,7 @@ void ServerSession::notify() {
 }
 
 Status ServerSession::before_sending() {
-  budget_ = kBudget;
+  budget_ = CommandRunner::kTurn;
   return run_commands();
 }
 
@@ -84,18 +83,15 @@ Status ServerSession::run_commands() {
     if (!reader_.has_value()) reader_.emplace(batches_.front());
     if (!command_.has_value() && !reader_->is_at_end()) {
       status = reader_->read(&command_.emplace(), &inline_payload_);
+      if (status.ok() && command_->number <= last_number_) return wrong("commands whose numbers do not rise");
+      last_number_ = command_->number;
     }
     if (!status.ok()) return wrong(status.message());
     if (command_.has_value()) {
-      if (runner_->yields(*command_)) {
-        budget_ = 0;
-        return status;
-      }
       bool done = true;
       status = run(*command_, &done);
       if (!done) return status;
-      const uint64_t count = std::min(command_->range.count, kBudget / sizeof(double));
-      budget_ -= std::min(budget_, kMostCommandBytes + count * sizeof(double));
+      budget_ -= std::min(budget_, CommandRunner::cost_of(*command_));
       command_.reset();
     } else {
       num_waiting_bytes_ -= batches_.front().size();
@@ -110,12 +106,17 @@ Status ServerSession::run_commands() {
 Status ServerSession::run(const Command& command, bool* done) {
   *done = (command.kind != Command::Kind::kPull || returned_.size() + runner_->num_pulled() < kReturned) &&
           runner_->has_room_for(command);
+  const bool has_message = CommandRunner::has_large_payload(command);
+  *done = *done && (!has_message || (!pushed_.empty() && pushed_.front().is_here));
   if (!*done) return Status();
+  if (runner_->leave_out_turn(command)) {
+    *done = false;
+    budget_ = 0;
+    return Status();
+  }
   CommandRunner::Pushed payload{inline_payload_, command.num_inline};
   BufferPool::Pointer memory;
-  if (CommandRunner::has_large_payload(command)) {
-    *done = !pushed_.empty() && pushed_.front().is_here;
-    if (!*done) return Status();
+  if (has_message) {
     Elements elements = std::move(pushed_.front());
     pushed_.pop_front();
     fetch_next();

@@ -11,8 +11,8 @@
 
 namespace hvl {
 
-// A large push is applied in pieces, so that no client waits until that of another one is complete. A piece lies within
-// one block. Each block is updated as a whole, and counts the updates of kAdam by itself.
+// A large push is applied in pieces, so that no client waits until that of another one is complete. A piece has
+// whole blocks, but for its ends. Each block is updated as a whole, and counts the updates of kAdam by itself.
 constexpr uint64_t kBlockElements = HVL_PARAMETERS_BLOCK;
 
 // Consecutive elements of a shard.

@@ -144,7 +144,7 @@ void ShardStore::promote(StoredShard* shard) {
 
 Status ShardStore::find_copy(const Command& command, const CommandOwner* primary, StoredShard** found) const {
   StoredShard* shard = find(command.shard);
-  if (shard != nullptr && shard->role == Role::kPrimary) {
+  if (shard != nullptr && (shard->role == Role::kPrimary || shard->ring.view > command.view)) {
     return Status::lost("another server has become the primary of " + name_of(command.shard));
   }
   if (shard == nullptr || shard->source != primary) {
@@ -154,9 +154,10 @@ Status ShardStore::find_copy(const Command& command, const CommandOwner* primary
   return Status();
 }
 
-Status ShardStore::begin_copy(const Command& command, const RingInfo& ring, const CommandOwner* primary) {
+Status ShardStore::begin_copy(const Command& command, const RingInfo& ring, CommandOwner* primary) {
   StoredShard* shard = find(command.shard);
-  if (shard != nullptr && shard->role == Role::kPrimary && shard->ring.view >= ring.view) {
+  const uint64_t oldest = shard != nullptr ? shard->ring.view + (shard->role == Role::kPrimary ? 1 : 0) : 0;
+  if (ring.view < oldest) {
     return Status::lost("another server has become the primary of " + name_of(command.shard));
   }
   if (shard != nullptr && shard->role == Role::kPrimary) {
@@ -208,6 +209,7 @@ void ShardStore::drop_copy(const ShardId& id) {
 
 void ShardStore::depose(StoredShard* shard, const Status& why) {
   log(LogLevel::kWarning, "this parameter server gives up " + name_of(shard->id) + ": " + why.message());
+  replicator_.refuse(*shard, why);
   end_clocks(shard->id, why);
   end_awaiting(shard, Reply{0, why});
   shards_.erase(ShardId(shard->id));
@@ -230,10 +232,13 @@ std::vector<StoredShard*> ShardStore::primaries_of(uint64_t ring) const {
 bool ShardStore::check_pause(uint64_t now) {
   const uint64_t pause = last_check_ == 0 ? 0 : now - last_check_;
   last_check_ = now;
-  if (pause < kLeastPatience / 2) return false;
+  if (pause < kPause) return false;
   std::vector<ShardId> old;
   for (const auto& [id, shard] : shards_) {
-    if (shard->role != Role::kPrimary && pause >= shard->ring.patience / 2) old.push_back(id);
+    const bool is_long = pause >= shard->ring.patience / 2;
+    if (shard->source != nullptr) shard->source->last_forwarded = now;  // it may have sent something meanwhile
+    if (is_long && shard->role == Role::kPrimary) replicator_.doubt(*shard, now);
+    if (is_long && shard->role != Role::kPrimary) old.push_back(id);
   }
   for (const ShardId& id : old) {
     log(LogLevel::kWarning, "this parameter server has stood still for " + std::to_string(pause / kMillisecond) +

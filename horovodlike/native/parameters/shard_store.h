@@ -40,9 +40,9 @@ class ShardStore {
   // The shard that the command of a client is for. As its primary this server carries it out: it becomes that if it has
   // the copy. An error: see Reply.
   Status claim(const Command& command, StoredShard** shard);
-  // The shard that the command of a primary is for. An error that is_lost(): this server is the primary.
+  // The shard that the command of a primary is for. An error that is_lost(): another server is the primary.
   Status find_copy(const Command& command, const CommandOwner* primary, StoredShard** shard) const;
-  Status begin_copy(const Command& command, const RingInfo& ring, const CommandOwner* primary);
+  Status begin_copy(const Command& command, const RingInfo& ring, CommandOwner* primary);
   Status adopt(const Command& command, const ClientState* states, StoredShard* shard);
   void drop_copy(const ShardId& id);
   // Another server has become the primary.
@@ -52,8 +52,8 @@ class ShardStore {
   std::vector<ClientState> clients_of(const StoredShard& shard) const;
   // True if there are shards with copies, or have been.
   bool has_rings() const { return has_rings_; }
-  // Called often. If this process has stood still meanwhile, its copies may be old: they are removed. Returns true
-  // then.
+  // Called often. If this process has stood still meanwhile, for half of the patience of a ring, its copies may be old:
+  // they are removed. Returns true then.
   bool check_pause(uint64_t now);
 
   void set_user_rules(const UserRules& rules) { user_rules_ = rules; }

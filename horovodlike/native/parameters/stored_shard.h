@@ -47,7 +47,7 @@ struct StoredShard : Shard {
   const ShardId id;
   RingInfo ring;
   Role role = Role::kPrimary;
-  const CommandOwner* source = nullptr;          // of a copy: the session with the primary; null: it has ended
+  CommandOwner* source = nullptr;                // of a copy: the session with the primary; null: it has ended
   CopyState copy = CopyState::kNone;             // of a primary
   bool has_changed = false;                      // since it was created
   uint64_t front = 0;                            // the end of the range of the last push or pull

@@ -57,7 +57,9 @@ TEST(the_first_command_at_another_server_resumes) {
   Routed client;
   for (int push = 0; push < 3; ++push) client.push();
   for (const Routed::Sent& each : client.sent) CHECK(each.server == 10 && !each.piece->command.resumes);
-  for (int push = 0; push < 3; ++push) client.answer(kRefused, 0);
+  client.answer(kRefused, 0);
+  for (int push = 0; push < 2; ++push) client.answer(Status::lost("a command before this one was refused"), 0);
+  CHECK_EQ(client.routes->shards[0].why.message(), kRefused.message());
   client.push();
   CHECK_EQ(client.sent.size(), size_t{4});
   for (uint64_t index = 0; index < 4; ++index) {
@@ -99,6 +101,8 @@ TEST(a_shard_that_no_server_has_is_lost) {
   }
   CHECK(now_ns() - begin < 10 * kSecond);
   CHECK_HAS(client.ended[0].second.message(), "shard 0 is lost with both of its servers: no shard");
+  client.push();
+  CHECK(client.sent.front().piece->command.resumes);
 }
 
 }  // namespace

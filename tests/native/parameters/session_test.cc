@@ -199,7 +199,7 @@ TEST(no_command_overtakes_one_that_was_refused) {
     };
     CHECK_HAS(push(connection.get(), 1, 1), "this server has a copy of the shard only");
     store.lose_primary();
-    CHECK_HAS(push(connection.get(), 1, 2), "this server has a copy of the shard only");
+    CHECK_HAS(push(connection.get(), 1, 2), "a command before this one was refused");
     CHECK_EQ(push(connection.get(), 2, 1), "");  // another client in that process
     CHECK_EQ(push(other.get(), 1, 1), "");       // another connection
     CHECK_EQ(push(connection.get(), 1, 1, true), "");
@@ -258,17 +258,24 @@ TEST(a_client_that_is_ahead_leaves_out_every_second_turn) {
     by->carry_out(make(block), {bytes_of(ones), kBlockElements * sizeof(double)}, nullptr);
   };
   for (uint64_t block = 0; block < 3; ++block) {
-    CHECK(!first.yields(make(block)));  // alone
+    CHECK(!first.leave_out_turn(make(block)));  // alone
     push(&first, block);
   }
-  CHECK(!second.yields(make(0)));
+  CHECK(!second.leave_out_turn(make(0)));
   push(&second, 0);
   for (int turn = 0; turn < 2; ++turn) {
-    CHECK(first.yields(make(3)));
-    CHECK(!first.yields(make(3)));
+    CHECK(first.leave_out_turn(make(3)));
+    CHECK(!first.leave_out_turn(make(3)));
   }
   for (uint64_t block = 1; block < 3; ++block) push(&second, block);
-  CHECK(!first.yields(make(3)));  // the second one has caught up
+  CHECK(!first.leave_out_turn(make(3)));  // the second one has caught up
+  push(&second, 0);
+  Command forwarded = make(3), few = make(3), rows = make(3);
+  forwarded.is_forwarded = true;
+  few.range.count = 1;
+  rows.num_ranges = 2;
+  for (const Command& command : {forwarded, few, rows}) CHECK(!first.leave_out_turn(command));
+  CHECK(first.leave_out_turn(make(3)));
 }
 
 TEST(small_pushes_of_several_clients_add_up) {

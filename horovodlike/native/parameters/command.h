@@ -23,7 +23,7 @@ constexpr uint64_t kInlineBytes = uint64_t{4} << 10;     // of the largest paylo
 constexpr uint64_t kMostCommandBytes = 176;              // without its payload
 constexpr uint64_t kPieceBytesMost = uint64_t{1} << 20;  // of the elements, and of the payload, of a command
 // So few that a rule finds in the cache of the processor what has just been copied.
-constexpr uint64_t kUsualPieceBytes = kPieceBytesMost / 4;
+constexpr uint64_t kUsualPieceBytes = kPieceBytesMost / 2;
 
 // Chosen by the clients: the array, and the place of the shard in it.
 struct ShardId {

@@ -50,13 +50,13 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def _bandwidths(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    for peer, title in PEERS.items():
+    for peer, colour in COLOURS.items():
         points = sorted((row["nbytes"], row["algbw"] / 1e9) for row in rows if row["peer"] == peer)
         if points:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 1.2} if peer == "memcpy" else {"marker": "o", "markersize": 4}
             )
-            axis.plot(*zip(*points, strict=True), label=title, color=COLOURS[peer], **style)
+            axis.plot(*zip(*points, strict=True), label=PEERS[peer], color=colour, **style)
     ticks = sorted({row["nbytes"] for row in rows})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

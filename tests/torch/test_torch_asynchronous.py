@@ -237,13 +237,14 @@ def _waits_when_ahead(method: str) -> None:
     for step in range(2 if hvd.rank() == 0 else 0):
         _train(optimizer, model, step)
     hvd.barrier()
+    before = _centre(optimizer, model)
+    hvd.barrier()
     if hvd.rank() == 0:
         _train(optimizer, model, 2)
         went_on = time.monotonic()
         for step in range(3, 10):
             _train(optimizer, model, step)
     else:
-        before = _centre(optimizer, model)
         while torch.equal(_centre(optimizer, model), before):
             pass  # the third step of rank 0 has not been sent yet
         for _ in range(50):

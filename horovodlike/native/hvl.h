@@ -515,9 +515,9 @@ int32_t hvl_parameters_remove_server(int64_t server);
 int32_t hvl_parameters_stop(void);
 
 /* A rule of the user, at the server. Updates `values`, `count` elements of `dtype`, with as many elements `pushed`. An
- * array is updated in pieces of up to 512 KiB, or 1 MiB for elements of 16 bytes, and rows one by one: it is called once
- * for each. Returns 0, or anything else after it has written the text of an error, with a zero behind it. Called by the
- * thread of the parameter servers, and other clients wait meanwhile. */
+ * array is updated in pieces of up to 512 KiB, or 1 MiB for elements of 16 bytes, and rows one by one: it is called
+ * once for each. Returns 0, or anything else after it has written the text of an error, with a zero behind it. Called
+ * by the thread of the parameter servers, and other clients wait meanwhile. */
 typedef int32_t (*hvl_parameters_rule)(void* context, const char* name, const double* arguments, int32_t num_arguments,
                                        int32_t dtype, void* values, const void* pushed, int64_t count, char* error);
 /* Sets the function that carries out all rules of the user; null: there are none. */

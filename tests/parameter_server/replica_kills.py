@@ -6,7 +6,7 @@ Each client adds 1 to the elements that are its own, again and again, and writes
 acknowledged. So each of these elements must be at least the number of its acknowledged updates, and at most that of its
 sent ones, over all lives of the client. Within one life it must be exactly what was acknowledged, but for the updates
 of the life before that were under way when it ended. One server at a time is killed, or stopped for longer than the
-others wait for it, and the next one only when all copies are complete.
+others wait for it, and the next one only when all copies are complete. Now and then all servers are stopped together.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Game:
         """Start all processes, and make the array."""
         self.folder, self.random = folder, random.Random(seed)
         self.servers, self.clients, self.ports = [], [], []
-        self.killed = {"servers killed": 0, "servers stopped": 0, "clients killed": 0}
+        self.killed = {"servers killed": 0, "servers stopped": 0, "pauses of all servers": 0, "clients killed": 0}
         for _ in range(SERVERS):
             self.servers.append(self._start("server", "0"))
             self.ports.append(int(self.servers[-1].stdout.readline()))
@@ -168,12 +168,16 @@ class Game:
 
     def _lose_server(self) -> None:
         index = self.random.randrange(SERVERS)
-        if self.random.random() < 0.2:
-            self.servers[index].send_signal(signal.SIGSTOP)
+        kind = self.random.random()
+        if kind < 0.25:
+            stopped = [self.servers[index]] if kind < 0.2 else self.servers
+            for server in stopped:
+                server.send_signal(signal.SIGSTOP)
             time.sleep(PATIENCE + self.random.uniform(-1.0, 1.5))
-            self.servers[index].send_signal(signal.SIGCONT)
-            self.killed["servers stopped"] += 1
-            time.sleep(PATIENCE)  # the copies of a server that has stood still are removed
+            for server in stopped:
+                server.send_signal(signal.SIGCONT)
+            self.killed["servers stopped" if kind < 0.2 else "pauses of all servers"] += 1
+            time.sleep(PATIENCE)  # the copies of a server that was paused are removed
             return
         self.servers[index].kill()
         self.servers[index].wait()

@@ -48,7 +48,7 @@ class ClientSession final : public Session {
   void call(Piece* piece);
   // Returns an error if the server does not answer. Called now and then.
   Status check_patience(uint64_t now);
-  // Bytes have moved, or this process has stood still: the server has time to answer from now on.
+  // Bytes have moved, or this process was paused: the server has time to answer from now on.
   void renew_patience();
   bool has_pending() const { return !pending_.empty() || !waiting_.empty(); }
   bool can_call() const { return !waiting_.empty() && has_room_for(*waiting_.front()); }

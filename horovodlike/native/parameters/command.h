@@ -98,7 +98,7 @@ struct ClientState {
   uint64_t clock = kNoClock;
 };
 
-constexpr uint64_t kPause = 250000000;  // nanoseconds: a process has stood still
+constexpr uint64_t kPause = 250000000;  // nanoseconds: a thread that has not run for so long was paused
 constexpr uint64_t kLeastPatience = 1000000000, kMostPatience = 3600 * UINT64_C(1000000000);
 
 using Bytes = std::vector<char>;

@@ -1,10 +1,10 @@
 #include "parameters/command_runner.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "base/clock.h"
+#include "parameters/turns.h"
 
 namespace hvl {
 
@@ -13,13 +13,6 @@ namespace {
 bool has_elements(const Command& command) {
   if (command.kind == Command::Kind::kAdopt) return true;
   return command.kind == Command::Kind::kPush && (command.part != Part::kValues || has_payload(command.update.rule));
-}
-
-// True if a client pushes or pulls consecutive elements, so many that the memory they are in matters.
-bool is_large(const Command& command) {
-  const bool moves = command.kind == Command::Kind::kPush || command.kind == Command::Kind::kPull;
-  return moves && !command.is_forwarded && command.part == Part::kValues && command.num_ranges == 0 &&
-         command.range.count >= kBlockElements;
 }
 
 Status read_ring(const char* bytes, uint64_t num_bytes, RingInfo* ring) {
@@ -55,17 +48,6 @@ bool CommandRunner::has_room_for(const Command& command) {
   const bool is_change = command.kind == Command::Kind::kPush && !command.is_forwarded;
   const StoredShard* shard = is_change && store_.has_rings() ? store_.find(command.shard) : nullptr;
   return shard == nullptr || store_.replicator().has_room_for(*shard, this);
-}
-
-uint64_t CommandRunner::cost_of(const Command& command) {
-  return kMostCommandBytes + std::min(command.range.count, kTurn / sizeof(double)) * sizeof(double);
-}
-
-bool CommandRunner::leave_out_turn(const Command& command) {
-  const StoredShard* shard = is_large(command) ? store_.find(command.shard) : nullptr;
-  const bool is_ahead = shard != nullptr && command.range.offset > shard->front;
-  has_left_out_turn_ = is_ahead && !has_left_out_turn_;
-  return has_left_out_turn_;
 }
 
 void CommandRunner::on_ticked(uint64_t number, const Status& status) {
@@ -150,7 +132,7 @@ Status CommandRunner::run_direct(Running* running) {
 Status CommandRunner::run_of_shard(Running* running) {
   using Kind = Command::Kind;
   const Command& command = running->command;
-  if (is_large(command)) running->shard->front = command.range.offset + command.range.count;
+  if (Turns::is_large(command)) running->shard->front = command.range.offset + command.range.count;
   if (command.kind == Kind::kPull) return pull(running);
   if (command.kind == Kind::kPush) return push(running);
   if (command.kind == Kind::kRemove) return remove(running);
@@ -205,10 +187,6 @@ void CommandRunner::forward(Running* running, const Command& command, Pushed pay
                             const Status& status) {
   running->replies = !store_.replicator().forward(running->shard, command, payload.bytes, payload.num_bytes,
                                                   std::move(running->memory), owner, reply_to(*running, status));
-}
-
-void CommandRunner::settle(Running* running) {
-  running->replies = !store_.replicator().settle(running->shard, this, reply_to(*running));
 }
 
 Status CommandRunner::run_forwarded(Running* running) {
@@ -280,7 +258,7 @@ Status CommandRunner::push(Running* running) {
   const Command& command = running->command;
   StoredShard* shard = running->shard;
   if (!shard->is_new(command)) {
-    settle(running);
+    running->replies = !store_.replicator().settle(shard, this, reply_to(*running));
     return Status();
   }
   Pushed elements = running->payload;

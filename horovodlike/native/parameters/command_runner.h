@@ -35,8 +35,6 @@ class CommandRunner : private ClockClient, private CommandOwner {
     uint64_t num_bytes = 0;
   };
 
-  static constexpr uint64_t kTurn = 2 * kUsualPieceBytes;  // the cost of a turn
-
   // Both must live longer.
   CommandRunner(ShardStore* store, Output* output) : store_(*store), output_(*output) {}
   ~CommandRunner() override;
@@ -47,12 +45,6 @@ class CommandRunner : private ClockClient, private CommandOwner {
   static bool has_large_payload(const Command& command);
   // False: the command must wait; notify() is called then.
   bool has_room_for(const Command& command);
-  // The part that a command takes of a turn of the client: the bytes of its elements, if each had 8, and a little more.
-  static uint64_t cost_of(const Command& command);
-  // Called before carry_out() if the command could be carried out. True: the client leaves out this turn. It does so
-  // every second time while it is ahead of another one in a large shard. So that one catches up, and from then on finds
-  // in the cache what the first one has used.
-  bool leave_out_turn(const Command& command);
   // `memory`: of the payload, if it is not within a batch.
   void carry_out(const Command& command, const Pushed& payload, BufferPool::Pointer memory);
   // Pulls whose elements may not be returned yet.
@@ -98,8 +90,6 @@ class CommandRunner : private ClockClient, private CommandOwner {
   Status apply(const Command& command, Shard* shard, Pushed elements);
   void forward(Running* running, const Command& command, Pushed payload, CommandOwner* owner, const Status& status);
   void forward_values(Running* running, const Status& status);
-  // The reply comes after those to the changes that it may depend on.
-  void settle(Running* running);
   Reply reply_to(const Running& running, const Status& status = Status()) const;
   void reply(const Reply& reply);
   void return_pulled(uint64_t number);
@@ -115,7 +105,6 @@ class CommandRunner : private ClockClient, private CommandOwner {
   std::set<ClientShard> refused_;                         // until the client resumes
   std::set<std::pair<uint64_t, uint64_t>> joined_;        // arrays, and their clients whose clocks end with this
   bool has_left_ = false;
-  bool has_left_out_turn_ = false;
 };
 
 }  // namespace hvl

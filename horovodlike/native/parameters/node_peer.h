@@ -77,7 +77,7 @@ class NodePeer {
   Status check_answered() const { return own_ != nullptr ? Status() : session_->stream().check_answered(); }
   // Returns an error if the server does not answer. Called now and then.
   Status check_patience(uint64_t now) { return client_ != nullptr ? client_->check_patience(now) : Status(); }
-  // This process has stood still.
+  // This process was paused.
   void renew_patience();
   // Tells a server that this client leaves, and waits for a short time until that has been sent.
   void leave();

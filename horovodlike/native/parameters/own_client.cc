@@ -5,14 +5,14 @@
 namespace hvl {
 
 void OwnClient::progress(bool* progressed) {
-  for (uint64_t used = 0; used < CommandRunner::kTurn && !waiting_.empty();) {
+  for (uint64_t used = 0; used < Turns::kCost && !waiting_.empty();) {
     Piece* piece = waiting_.front();
     waits_for_room_ = !runner_.has_room_for(piece->command);
-    if (waits_for_room_ || runner_.leave_out_turn(piece->command)) break;
+    if (waits_for_room_ || turns_.leave_out(piece->command)) break;
     piece->set_number(next_number_++);
     pending_[piece->command.number] = piece;
     waiting_.pop_front();  // after the insertion, which may throw
-    used += CommandRunner::cost_of(piece->command);
+    used += Turns::cost_of(piece->command);
     runner_.carry_out(piece->command, CommandRunner::Pushed{piece->sent, piece->num_sent}, nullptr);
     *progressed = true;
   }

@@ -10,6 +10,7 @@
 
 #include "parameters/client_session.h"
 #include "parameters/command_runner.h"
+#include "parameters/turns.h"
 
 namespace hvl {
 
@@ -18,13 +19,16 @@ class OwnClient final : private CommandRunner::Output {
  public:
   // `store` must live longer. `notify` is called when progress() may have something to do again.
   OwnClient(std::string server, ShardStore* store, Piece::OnEnd on_end, std::function<void()> notify)
-      : server_(std::move(server)), on_end_(std::move(on_end)), notify_(std::move(notify)), runner_(store, this) {}
+      : server_(std::move(server)),
+        on_end_(std::move(on_end)),
+        notify_(std::move(notify)),
+        turns_(store),
+        runner_(store, this) {}
 
   const std::string& server() const { return server_; }
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands are carried out in order.
   void call(Piece* piece) { waiting_.push_back(piece); }
-  // Carries out some commands, with the bytes of a usual piece, so that other clients get their turn, and ends those
-  // that have been answered.
+  // Carries out the commands of a turn, and ends those that have been answered.
   void progress(bool* progressed);
   bool can_progress() const { return !replies_.empty() || (!waiting_.empty() && !waits_for_room_); }
   // Ends all commands that have not ended with an error; progress() must not be called any more.
@@ -49,6 +53,7 @@ class OwnClient final : private CommandRunner::Output {
   std::unordered_map<uint64_t, Piece*> pending_;  // by number: those that are
   uint64_t next_number_ = 1;
   bool waits_for_room_ = false;
+  Turns turns_;
   std::vector<Reply> replies_;
   CommandRunner runner_;
 };

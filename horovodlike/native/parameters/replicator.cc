@@ -40,12 +40,12 @@ void Replicator::end_server(int64_t server, const Status& why) {
 
 void Replicator::stop(uint64_t number, Ring* ring, const Status& why) {
   ring->server = 0;
-  const bool is_doubted = std::exchange(ring->doubted, 0) != 0;
   for (StoredShard* shard : store_.primaries_of(number)) {
-    if (is_doubted && shard->copy == CopyState::kComplete) {
-      store_.depose(shard, Status::lost("this server stood still, and then its replica was lost: " + why.message()));
+    if (shard->paused_at != 0 && why.is_lost()) {
+      store_.depose(shard, Status::lost("this server was paused, and then its replica was lost: " + why.message()));
       continue;
     }
+    shard->paused_at = 0;
     shard->copy = CopyState::kNone;
     ++shard->ring.view;
   }
@@ -192,8 +192,10 @@ void Replicator::refuse(const StoredShard& shard, const Status& why) {
   }
 }
 
-void Replicator::doubt(const StoredShard& shard, uint64_t now) {
-  if (shard.copy == CopyState::kComplete) rings_.at(shard.ring.ring).doubted = now;
+void Replicator::require_answer(StoredShard* shard, uint64_t now) {
+  if (shard->copy != CopyState::kComplete) return;
+  shard->paused_at = now;
+  send(&rings_.at(shard->ring.ring), *shard, make(*shard, Command::Kind::kAsk));
 }
 
 void Replicator::drop(CommandOwner* owner) {
@@ -218,11 +220,13 @@ void Replicator::keep_alive(uint64_t now) {
 void Replicator::on_piece_end(Piece* ended, const Status& status) {
   const std::unique_ptr<Forwarded> piece(static_cast<Forwarded*>(ended));
   Ring& ring = rings_.at(piece->ring);
+  ring.pending.erase(piece.get());
+  ring.num_bytes -= piece->num_sent;
   StoredShard* shard = store_.find(piece->command.shard);
   const bool is_ours = shard != nullptr && shard->role == Role::kPrimary && shard->ring.view == piece->command.view;
   if (status.ok()) {
     ring.last_answer = std::max(ring.last_answer, piece->began);
-    if (piece->began > ring.doubted) ring.doubted = 0;
+    if (is_ours && piece->began > shard->paused_at) shard->paused_at = 0;
     if (is_ours && piece->stage == Forwarded::kEndsCopy) {
       shard->copy = CopyState::kComplete;
       confirm(shard);
@@ -236,8 +240,7 @@ void Replicator::on_piece_end(Piece* ended, const Status& status) {
   } else if (ring.server == piece->server) {
     stop(piece->ring, &ring, status);
   }
-  ring.pending.erase(piece.get());  // now that refuse() has had it
-  ring.num_bytes -= piece->num_sent;
+  if (is_ours && store_.find(piece->command.shard) == nullptr) piece->reply.status = status;  // it is released
   if (piece->owner != nullptr) piece->owner->on_settled(piece->reply);
   if (ring.num_bytes < kMostWaitingBytes) {
     for (CommandOwner* owner : std::exchange(ring.stalled, {})) owner->on_room();

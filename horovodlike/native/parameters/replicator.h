@@ -49,12 +49,12 @@ class Replicator {
   void await(StoredShard* shard, CommandOwner* owner, uint64_t number);
   // False: too much waits for the replica; on_room() of the owner is called when there is room.
   bool has_room_for(const StoredShard& shard, CommandOwner* owner);
-  // Another server is the primary of the shard: what waits for the replica has not been carried out.
+  // Another server is the primary of the shard: the replies that wait for the replica become this error.
   void refuse(const StoredShard& shard, const Status& why);
   void drop(CommandOwner* owner);
-  // This process has stood still, so that another server may be the primary by now: a shard that has a copy has to hear
-  // from its replica. If that is lost before, the shard is given up.
-  void doubt(const StoredShard& shard, uint64_t now);
+  // This process was paused, so that the replica may be the primary by now. If it is lost before it has answered, this
+  // server releases the shard.
+  void require_answer(StoredShard* shard, uint64_t now);
   // Asks the replicas from which nothing has come for some time. Called now and then.
   void keep_alive(uint64_t now);
   // A shard of the ring is removed.
@@ -77,12 +77,12 @@ class Replicator {
     std::unordered_set<Forwarded*> pending;
     uint64_t num_bytes = 0;  // of their payloads
     uint64_t last_answer = 0;
-    uint64_t doubted = 0;  // the time; 0: the replica has answered since
     std::unordered_set<CommandOwner*> stalled;
     bool is_removed = false;  // all its shards have been removed
   };
 
   void on_piece_end(Piece* piece, const Status& status);
+  // Without a connection it may remove shards of the ring.
   void send(Ring* ring, const StoredShard& shard, std::unique_ptr<Forwarded> piece);
   std::unique_ptr<Forwarded> make(const StoredShard& shard, Command::Kind kind) const;
   void copy_part(Ring* ring, const StoredShard& shard, Part part);

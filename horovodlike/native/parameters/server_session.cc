@@ -19,6 +19,7 @@ ServerSession::ServerSession(const std::string& client, std::unique_ptr<PeerStre
     : Session(client, std::move(stream), keys),
       store_(*store),
       notify_(std::move(notify)),
+      turns_(store),
       runner_(new CommandRunner(store, this)) {}
 
 ServerSession::~ServerSession() { close(); }  // before the memory goes
@@ -73,7 +74,7 @@ void ServerSession::notify() {
 }
 
 Status ServerSession::before_sending() {
-  budget_ = CommandRunner::kTurn;
+  budget_ = Turns::kCost;
   return run_commands();
 }
 
@@ -91,7 +92,7 @@ Status ServerSession::run_commands() {
       bool done = true;
       status = run(*command_, &done);
       if (!done) return status;
-      budget_ -= std::min(budget_, CommandRunner::cost_of(*command_));
+      budget_ -= std::min(budget_, Turns::cost_of(*command_));
       command_.reset();
     } else {
       num_waiting_bytes_ -= batches_.front().size();
@@ -109,7 +110,7 @@ Status ServerSession::run(const Command& command, bool* done) {
   const bool has_message = CommandRunner::has_large_payload(command);
   *done = *done && (!has_message || (!pushed_.empty() && pushed_.front().is_here));
   if (!*done) return Status();
-  if (runner_->leave_out_turn(command)) {
+  if (turns_.leave_out(command)) {
     *done = false;
     budget_ = 0;
     return Status();

@@ -12,6 +12,7 @@
 
 #include "parameters/command_runner.h"
 #include "parameters/session.h"
+#include "parameters/turns.h"
 
 namespace hvl {
 
@@ -63,8 +64,9 @@ class ServerSession final : public Session, private CommandRunner::Output {
   uint64_t num_waiting_bytes_ = 0;     // of the batches
   std::optional<BatchReader> reader_;  // of the first batch
   std::optional<Command> command_;     // the one that waits
-  uint64_t last_number_ = 0;           // of a command
-  uint64_t budget_ = 1;                // bytes of elements that commands may use until the next progress()
+  Turns turns_;
+  uint64_t last_number_ = 0;  // of a command
+  uint64_t budget_ = 1;       // bytes of elements that commands may use until the next progress()
   const char* inline_payload_ = nullptr;
   std::deque<Elements> pushed_;                                 // in the order of their commands
   uint64_t last_pushed_ = 0;                                    // the number of the last elements that came

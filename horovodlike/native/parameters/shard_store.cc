@@ -125,7 +125,8 @@ Status ShardStore::claim(const Command& command, StoredShard** claimed) {
   if (shard->role == Role::kReplica) {
     const uint64_t now = now_ns();
     if (check_pause(now)) return Status::lost(kNoShard);
-    const bool has_primary = shard->source != nullptr && now - shard->source->last_forwarded < shard->ring.patience / 2;
+    const bool has_primary =
+        shard->source != nullptr && now - shard->source->last_forwarded < shard->ring.patience / 4 * 3;
     if (has_primary && !command.insists) return Status::lost("this server has a copy of the shard only");
     promote(shard);
   }
@@ -156,8 +157,8 @@ Status ShardStore::find_copy(const Command& command, const CommandOwner* primary
 
 Status ShardStore::begin_copy(const Command& command, const RingInfo& ring, CommandOwner* primary) {
   StoredShard* shard = find(command.shard);
-  const uint64_t oldest = shard != nullptr ? shard->ring.view + (shard->role == Role::kPrimary ? 1 : 0) : 0;
-  if (ring.view < oldest) {
+  const bool is_again = shard != nullptr && shard->source == primary;
+  if (shard != nullptr && ring.view <= shard->ring.view && !is_again) {
     return Status::lost("another server has become the primary of " + name_of(command.shard));
   }
   if (shard != nullptr && shard->role == Role::kPrimary) {
@@ -208,7 +209,7 @@ void ShardStore::drop_copy(const ShardId& id) {
 }
 
 void ShardStore::depose(StoredShard* shard, const Status& why) {
-  log(LogLevel::kWarning, "this parameter server gives up " + name_of(shard->id) + ": " + why.message());
+  log(LogLevel::kWarning, "this parameter server releases " + name_of(shard->id) + ": " + why.message());
   replicator_.refuse(*shard, why);
   end_clocks(shard->id, why);
   end_awaiting(shard, Reply{0, why});
@@ -233,15 +234,18 @@ bool ShardStore::check_pause(uint64_t now) {
   const uint64_t pause = last_check_ == 0 ? 0 : now - last_check_;
   last_check_ = now;
   if (pause < kPause) return false;
-  std::vector<ShardId> old;
+  std::vector<ShardId> primaries, old;
   for (const auto& [id, shard] : shards_) {
-    const bool is_long = pause >= shard->ring.patience / 2;
     if (shard->source != nullptr) shard->source->last_forwarded = now;  // it may have sent something meanwhile
-    if (is_long && shard->role == Role::kPrimary) replicator_.doubt(*shard, now);
-    if (is_long && shard->role != Role::kPrimary) old.push_back(id);
+    const bool is_primary = shard->role == Role::kPrimary;
+    if (is_primary && pause >= shard->ring.patience / 8 * 3) primaries.push_back(id);
+    if (!is_primary && pause >= shard->ring.patience / 2) old.push_back(id);
+  }
+  for (const ShardId& id : primaries) {
+    if (StoredShard* shard = find(id); shard != nullptr) replicator_.require_answer(shard, now);
   }
   for (const ShardId& id : old) {
-    log(LogLevel::kWarning, "this parameter server has stood still for " + std::to_string(pause / kMillisecond) +
+    log(LogLevel::kWarning, "this parameter server was paused for " + std::to_string(pause / kMillisecond) +
                                 " ms: it removes its copy of " + name_of(id));
     drop_copy(id);
   }

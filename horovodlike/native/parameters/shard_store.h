@@ -52,8 +52,8 @@ class ShardStore {
   std::vector<ClientState> clients_of(const StoredShard& shard) const;
   // True if there are shards with copies, or have been.
   bool has_rings() const { return has_rings_; }
-  // Called often. If this process has stood still meanwhile, for half of the patience of a ring, its copies may be old:
-  // they are removed. Returns true then.
+  // Called often. If this process was paused meanwhile, so long that another server may have become the primary, its
+  // copies are removed, and its primaries ask their replicas. Returns true if copies were removed.
   bool check_pause(uint64_t now);
 
   void set_user_rules(const UserRules& rules) { user_rules_ = rules; }

@@ -226,7 +226,7 @@ TEST(a_copy_becomes_the_primary_when_that_is_lost) {
     command.insists = false;
   }
   OneCopy with_silent_primary(4), without_primary(4);
-  with_silent_primary.primary.last_forwarded -= kMostPatience / 2;
+  with_silent_primary.primary.last_forwarded -= kMostPatience / 4 * 3;
   CHECK(with_silent_primary.claim(command, &shard).ok());
   without_primary.lose_primary();
   CHECK(without_primary.claim(command, &shard).ok());
@@ -245,6 +245,7 @@ TEST(a_client_that_is_ahead_leaves_out_every_second_turn) {
   OneShard store(4 * kBlockElements);
   NoOutput output;
   CommandRunner first(&store, &output), second(&store, &output);
+  Turns first_turns(&store), second_turns(&store);
   const std::vector<double> ones(kBlockElements, 1);
   const auto make = [](uint64_t block) {
     Command command;
@@ -258,24 +259,24 @@ TEST(a_client_that_is_ahead_leaves_out_every_second_turn) {
     by->carry_out(make(block), {bytes_of(ones), kBlockElements * sizeof(double)}, nullptr);
   };
   for (uint64_t block = 0; block < 3; ++block) {
-    CHECK(!first.leave_out_turn(make(block)));  // alone
+    CHECK(!first_turns.leave_out(make(block)));  // alone
     push(&first, block);
   }
-  CHECK(!second.leave_out_turn(make(0)));
+  CHECK(!second_turns.leave_out(make(0)));
   push(&second, 0);
   for (int turn = 0; turn < 2; ++turn) {
-    CHECK(first.leave_out_turn(make(3)));
-    CHECK(!first.leave_out_turn(make(3)));
+    CHECK(first_turns.leave_out(make(3)));
+    CHECK(!first_turns.leave_out(make(3)));
   }
   for (uint64_t block = 1; block < 3; ++block) push(&second, block);
-  CHECK(!first.leave_out_turn(make(3)));  // the second one has caught up
+  CHECK(!first_turns.leave_out(make(3)));  // the second one has caught up
   push(&second, 0);
   Command forwarded = make(3), few = make(3), rows = make(3);
   forwarded.is_forwarded = true;
   few.range.count = 1;
   rows.num_ranges = 2;
-  for (const Command& command : {forwarded, few, rows}) CHECK(!first.leave_out_turn(command));
-  CHECK(first.leave_out_turn(make(3)));
+  for (const Command& command : {forwarded, few, rows}) CHECK(!first_turns.leave_out(command));
+  CHECK(first_turns.leave_out(make(3)));
 }
 
 TEST(small_pushes_of_several_clients_add_up) {

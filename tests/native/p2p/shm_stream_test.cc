@@ -1,6 +1,7 @@
 // Copies to the memory of another rank, which may end meanwhile.
 #include "p2p/shm_stream.h"
 
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -20,6 +21,13 @@ struct CopyingRanks {
   std::atomic<uint32_t>& is_copying = memory->message_ring(0, 1).block->is_copying;
 };
 
+// An emulator of processors may not have this call.
+bool system_copies() {
+  char from = 1, to = 0;
+  const iovec here{&from, 1}, there{&to, 1};
+  return process_vm_writev(getpid(), &here, 1, &there, 1, 0) == 1 && to == 1;
+}
+
 TEST(nothing_is_written_to_the_memory_of_a_rank_that_has_ended) {
   CopyingRanks ranks;
   const std::string sent = "sent";
@@ -27,14 +35,14 @@ TEST(nothing_is_written_to_the_memory_of_a_rank_that_has_ended) {
   const auto copy = [&] {
     return ranks.sender.copy_to(reinterpret_cast<uintptr_t>(received.data()), sent.data(), sent.size());
   };
-  CHECK(copy());
-  CHECK_EQ(received, sent);
+  CHECK_EQ(copy(), system_copies());
+  CHECK_EQ(received, system_copies() ? sent : "----");
   received = "----";
   ranks.memory->rank(1).ended.store(1);
   CHECK(!copy());
   CHECK_EQ(received, "----");
   CHECK_EQ(ranks.is_copying.load(), 0U);
-  CHECK(!ranks.sender.has_refused());
+  CHECK_EQ(ranks.sender.has_refused(), !system_copies());
 }
 
 TEST(copies_that_the_system_refuses_are_remembered) {

@@ -31,7 +31,8 @@ def _refusals():
             refused.append(text)
 
         built_in = {"adam", "add", "copy", "max", "min", "momentum", "scale_add", "sgd", "zero"}
-        known = ", ".join(sorted({*built_in, *registered()}))  # other tests have registered some in these ranks
+        # Other tests have registered rules in these ranks.
+        known = ", ".join(sorted({*built_in, "my_rule", *registered()}))
         expect(ValueError, f"there is no update rule 'none'; there are {known}", server.send, good, "none")
         expect(ValueError, "rule 'sgd' needs lr: its arguments are lr", server.send, good, "sgd")
         expect(ValueError, "rule 'add' does not take lr: its arguments are none", server.send, good, "add", lr=1)

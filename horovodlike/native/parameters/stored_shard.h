@@ -49,7 +49,7 @@ struct StoredShard : Shard {
   Role role = Role::kPrimary;
   CommandOwner* source = nullptr;                // of a copy: the session with the primary; null: it has ended
   CopyState copy = CopyState::kNone;             // of a primary
-  uint64_t paused_at = 0;                        // of a primary: see Replicator::require_answer(); 0: it has come
+  uint64_t paused_at = 0;                        // of a primary; 0: its replica has answered since, see Replicator
   bool has_changed = false;                      // since it was created
   uint64_t front = 0;                            // the end of the range of the last push or pull
   std::unordered_map<uint64_t, uint64_t> marks;  // by client: the sequence of the last change

@@ -132,7 +132,7 @@ Status CommandRunner::run_direct(Running* running) {
 Status CommandRunner::run_of_shard(Running* running) {
   using Kind = Command::Kind;
   const Command& command = running->command;
-  if (Turns::is_large(command)) running->shard->front = command.range.offset + command.range.count;
+  if (Turns::takes_turn(command)) running->shard->front = command.range.offset + command.range.count;
   if (command.kind == Kind::kPull) return pull(running);
   if (command.kind == Kind::kPush) return push(running);
   if (command.kind == Kind::kRemove) return remove(running);

@@ -65,7 +65,7 @@ TEST(collectives_over_several_streams) {
       Job job(static_cast<int>(hosts.size()), on_hosts(hosts), 4096, 4, wiring);
       job.become_impatient(50 * kMicrosecond);
       job.on_all([&](int rank) {
-        for (int round = 0; round < 4; ++round) {
+        for (int round = 0; round < (check::is_brief ? 2 : 4); ++round) {
           for (size_t count : {1, 3001, 40009}) check_sum(job, rank, 0, all_of(job), count, round);
           std::vector<float> data(200003);
           for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);

@@ -316,8 +316,8 @@ class Config:
     )
     grace_period: float = _row(
         5.0,
-        "Elastic jobs: how long the workers may take to end once hvdrun has got a signal. SIGTERM has them commit and "
-        "leave.",
+        "How long ranks may take to end once hvdrun has got a signal. SIGTERM has those of elastic training commit and "
+        "leave; without hvdrun --min-np only if the state is persistent.",
         unit="s",
         minimum=1,
         maximum=86400,

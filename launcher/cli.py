@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,14 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horovodlike import config, routes
-from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
-from horovodlike._bootstrap.job_key import read_key_file, take_key
-from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import ConfigError, RendezvousError
-from horovodlike.launcher import horovod_options, options
+from horovodlike.launcher import horovod_options, nodes, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.launch import launch, make_spec
-from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, Nodes, RemoteStart
+from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, RemoteStart
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -35,9 +31,6 @@ _SELFTEST = Path(__file__).with_name("tools") / "selftest.py"
 _SELFTEST_RANKS = 2
 _OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
 """Flags whose values are options of other programs, and so begin with a dash."""
-_INDEX = "JOB_COMPLETION_INDEX"
-"""The variable with the pod's index in an Indexed Job of Kubernetes."""
-_RENDEZVOUS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
 _EPILOG = """examples:
@@ -219,60 +212,9 @@ def _remote(arguments: argparse.Namespace, where: HostResolution) -> RemoteStart
     return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, where.scheduler, where.cpus)
 
 
-def _find_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Nodes | None:
-    """Read ``--nnodes`` and the flags that belong to it; return None without it.
-
-    Raises:
-        UsageError: Something is missing or not accepted.
-    """
-    count: int | None = arguments.nnodes
-    if count is None:
-        for flag in ("node_rank", "rendezvous", "secret_key_file"):
-            if getattr(arguments, flag) is not None:
-                raise UsageError(f"--{flag.replace('_', '-')} needs --nnodes, the number of nodes")
-        return None
-    if arguments.hosts is not None or arguments.hostfile is not None:
-        raise UsageError("--nnodes and -H contradict each other: either hvdrun starts what runs on other hosts, or you")
-    if arguments.mpi:
-        raise UsageError("--nnodes and --mpi contradict each other: mpirun starts what runs on other hosts by itself")
-    if count < 1:
-        raise UsageError(f"--nnodes {count}: there must be at least one node")
-    if count > MOST_RANKS:
-        raise UsageError(f"--nnodes {count}: a job can have {MOST_RANKS} nodes at most")
-    number = _node_number(arguments.node_rank, environ)
-    if not 0 <= number < count:
-        raise UsageError(f"--node-rank {number}: of {count} nodes, the first one is 0 and the last one {count - 1}")
-    if arguments.rendezvous is None:
-        raise UsageError("--nnodes needs --rendezvous HOST:PORT, the same on all nodes: where node 0 is found")
-    match = _RENDEZVOUS.fullmatch(arguments.rendezvous)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise UsageError(f"--rendezvous {arguments.rendezvous} cannot be used; write it like: node-0:29400")
-    return Nodes(count, number, match[1].strip("[]"), int(match[2]), _key_of_nodes(arguments.secret_key_file, environ))
-
-
-def _node_number(node_rank: int | None, environ: Mapping[str, str]) -> int:
-    if node_rank is not None:
-        return node_rank
-    text = environ.get(_INDEX, "")
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--nnodes needs --node-rank N, which of the nodes this is ({_INDEX} is not set either)")
-    return int(text)
-
-
-def _key_of_nodes(path: str | None, environ: Mapping[str, str]) -> JobKey:
-    try:
-        key = take_key(dict(environ)) if path is None else read_key_file(path, "--secret-key-file")
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    if key is None:
-        raise UsageError(
-            f"--nnodes needs a key that all nodes hold and nobody else: --secret-key-file, {SECRET_KEY_FILE} or "
-            f"{SECRET_KEY}, with 64 hexadecimal digits, such as 'openssl rand -hex 32' makes"
-        )
-    return key
-
-
-def _servers(arguments: argparse.Namespace, elastic: ElasticSpec | None) -> tuple[int, tuple[str, ...]]:
+def _servers(
+    arguments: argparse.Namespace, elastic: ElasticSpec | None, has_nodes: bool
+) -> tuple[int, tuple[str, ...]]:
     """Read ``--servers`` and ``--server-module``.
 
     Raises:
@@ -290,7 +232,7 @@ def _servers(arguments: argparse.Namespace, elastic: ElasticSpec | None) -> tupl
         raise UsageError(f"--servers {count}: from 1 to {MOST_RANKS} processes can serve parameters")
     if arguments.replicated_servers and count == 1:
         raise UsageError("--replicated-servers needs --servers N, with at least two servers")
-    for flag, given_too in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("elastic jobs", elastic)):
+    for flag, given_too in (("--mpi", arguments.mpi), ("--nnodes", has_nodes), ("elastic jobs", elastic)):
         if given_too:
             raise UsageError(f"--servers cannot be used with {flag}: leave it out, and the ranks serve parameters")
     for name in modules:
@@ -336,11 +278,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     working_folder()
     number = _number_of_ranks(arguments.num_proc)
     settings, ignored = _settings(arguments, environ)
+    names = _names(arguments, settings)
+    place = nodes.detect(arguments, environ)
+    settings = nodes.settings_of(place, environ) | settings
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    names = _names(arguments, settings)
     gpus_name = names.get("gpus_per_rank", config.SETTINGS["gpus_per_rank"].variable)
     if arguments.mpi and values.gpus_per_rank:
         raise UsageError(
@@ -349,10 +293,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         )
     settings |= _fault_plan(arguments.chaos)
     elastic = options.find_elastic(arguments, values)
-    nodes = _find_nodes(arguments, environ)
-    servers, server_modules = _servers(arguments, elastic)
+    found = nodes.find_nodes(arguments, place, environ)
+    if found is not None and elastic is not None:
+        raise UsageError(f"an elastic job cannot have one hvdrun on each node ({place}); leave out its flags")
+    servers, server_modules = _servers(arguments, elastic, found is not None)
+    if number is None and elastic is None and (found is not None or (place is not None and place.nnodes == 1)):
+        number = nodes.number_of_ranks(place, environ)
     where = HostResolution(number)
-    if nodes is None:
+    if found is None:
         where = find_hosts(arguments.hosts, arguments.hostfile, number, environ, elastic)
     if arguments.selftest:
         if command:
@@ -365,7 +313,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         where.num_proc,
         command,
         remote=_remote(arguments, where),
-        nodes=nodes,
+        nodes=found,
         bind_to=Binding(arguments.bind_to),
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
@@ -379,6 +327,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         ignored=tuple(ignored),
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),
+        place=None if place is None else str(place),
     )
     files = names if elastic is None or elastic.discovery_script is None else None
     return make_spec(asked, values, where, elastic, settings, environ, files=files)
@@ -404,8 +353,13 @@ def _open_standard_streams() -> None:
 def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Run ``hvdrun``; return its exit code."""
     _open_standard_streams()
+    words = sys.argv[1:] if argv is None else argv
+    place = None
     try:
-        spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
+        spec = parse(words, os.environ, program)
+        place = spec.place
+        if spec.verbose and place is not None:
+            print(f"{program}: {place}; --no-detect ignores that", file=sys.stderr)
         command, reason = resolve_command(spec.command, os.environ, program)
         reasons = [*spec.reasons, reason]
         if spec.compat:
@@ -416,15 +370,20 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
-        return launch(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
+        outcome = launch(spec, command, os.environ, take_signals=True, reasons=reasons)
+        code, trouble = outcome.exit_code, outcome.explanation
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        code, trouble = USAGE_ERROR, str(error)
     except (OSError, HostsError, RendezvousError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
+        trouble = str(error) if place is None else f"{error} (this is {place})"
+        print(f"{program}: {trouble}", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:  # interrupted before there were ranks to pass the signal on to
         return 130
+    if trouble and "--no-detect" not in words:
+        nodes.report_failure(trouble, os.environ)
+    return code
 
 
 def horovodrun() -> int:

@@ -68,6 +68,7 @@ def make_spec(
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
         gpus_per_rank=values.gpus_per_rank,
+        grace_period=values.grace_period,
         files=written,
     )
 

@@ -127,7 +127,7 @@ def run(
     )
     working_folder()
     port = take_integer("ssh_port", ssh_port)
-    wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
+    wanted = {name: horovod.pop(name) for name in (ELASTIC_ARGUMENTS | {"grace_period"}) & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)
     if hosts is not None and hostfile is not None:
         raise UsageError("Argument hosts and hostfile only allow one provided.")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from horovodlike import basics
 from horovodlike._bootstrap import driver_client
-from horovodlike.elastic._membership import agree_to_start
+from horovodlike.elastic._membership import agree_to_start, preemption
 from horovodlike.elastic._state import State
 from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, UnsupportedReductionError
 
@@ -27,20 +27,24 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     are added, or leave at a commit, the state is kept. Then ``func`` is called again, on the current ranks.
 
     Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
-    size, and a rank that is lost ends it.
+    size, and a rank that is lost ends it. SIGTERM to any rank of such a job has all of them leave at the next commit, if
+    the state is persistent: the job that is started next begins there.
 
     Raises:
         HorovodInternalError: The job is broken and has no driver; or an operation does not support its reduction.
         MismatchError: The ranks disagree about a tensor again, in the same way and without a commit in between.
         RendezvousError: The driver is lost.
-        SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended.
+        SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended. Without
+            a driver, the ranks were asked to leave (status 143).
         ValueError: ``init()`` was not called.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         worker = driver_client.current()
-        with contextlib.nullcontext() if worker is None else worker.preemption.expected():
+        # Without a driver, a commit outlives the job only on disk.
+        is_expected = worker is not None or state.is_persistent
+        with preemption().expected() if is_expected else contextlib.nullcontext():
             if worker is not None:
                 worker.begin()
             try:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from horovodlike._bootstrap import driver_client
+from horovodlike._bootstrap.preemption import Preemption
 from horovodlike.objects import highest
 
-__all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
+__all__ = ["Agreement", "agree_on_changes", "agree_to_start", "preemption", "wait_for_all"]
+
+_preemption = Preemption(lambda: None)
+os.register_at_fork(after_in_child=_preemption.forget_in_child)
+
+
+def preemption() -> Preemption:
+    """Return the state of the request to this process, by SIGTERM, to leave the job; with a driver, its worker's."""
+    worker = driver_client.current()
+    return _preemption if worker is None else worker.preemption
 
 
 @dataclass(frozen=True)
@@ -17,7 +28,8 @@ class Agreement:
     Attributes:
         goes_on: Whether the training continues with the same members; equal on all ranks.
         adds: Whether new members will join; equal on all ranks.
-        leaves: Whether this process has been asked to leave; then ``goes_on`` is False on all ranks.
+        leaves: Whether this process has been asked to leave; then ``goes_on`` is False on all ranks. Without a driver,
+            all leave if any has been asked to.
     """
 
     goes_on: bool
@@ -36,12 +48,12 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
         HorovodInternalError: The job is broken.
     """
     worker = driver_client.current()
-    leaves = False
+    leaves = preemption().noted
     if worker is not None:
         wants_change, wants_to_add = worker.changes()
         changed, added = changed or wants_change, added or wants_to_add
-        leaves = worker.preemption.noted
     any_change, any_added, any_leaves = highest("horovodlike.elastic.commit", [changed, added, leaves])
+    leaves = leaves or (worker is None and bool(any_leaves))
     return Agreement(goes_on=not (any_change or any_leaves), adds=bool(any_added), leaves=leaves)
 
 
@@ -53,3 +65,12 @@ def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:
     """
     needs, most_commits = highest("horovodlike.elastic.start", [needs_sync, commits])
     return bool(needs), bool(most_commits)
+
+
+def wait_for_all() -> None:
+    """Return when all ranks have called this. Collective.
+
+    Raises:
+        HorovodInternalError: The job is broken.
+    """
+    highest("horovodlike.elastic.leave", [False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -81,7 +82,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: The members of the job change; all ranks raise it at the same commit.
             HorovodInternalError: The job is broken; the state may be saved on some ranks only.
-            SystemExit: This worker has been asked to leave.
+            SystemExit: This worker has been asked to leave (status 0); or any rank of a job without a driver (143).
             OSError: On rank 0: the state cannot be written to disk.
         """
         self.commits += 1
@@ -101,8 +102,12 @@ class State:
         if agreed.goes_on:
             return
         self.write_commit()  # in case all ranks have been asked to leave
-        if agreed.leaves and worker is not None:
+        if agreed.leaves:
+            if worker is None:
+                _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
             basics.shutdown()
+            if worker is None:
+                raise SystemExit(128 + signal.SIGTERM)
             worker.leave()
         raise HostsUpdatedInterrupt(skip_sync=not agreed.adds)
 
@@ -133,6 +138,11 @@ class State:
             ValueError: ``every`` is less than 1, or the folder does not exist.
         """
         self._file = StateFile(path, every)
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether commits are written to disk as well."""
+        return self._file is not None
 
     def write_commit(self) -> None:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.

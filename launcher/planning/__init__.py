@@ -118,6 +118,8 @@ class JobSpec:
         server_modules: The modules that they import, for the user's own update rules.
         replicated_servers: Whether the job goes on when one of them is lost.
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
+        place: What the platform has said about this node, or None.
+        grace_period: How long ranks may take to end after a signal to the launcher, in seconds.
     """
 
     num_proc: int
@@ -146,6 +148,8 @@ class JobSpec:
     server_modules: tuple[str, ...] = ()
     replicated_servers: bool = False
     files: tuple[str, ...] = ()
+    place: str | None = field(default=None, compare=False)
+    grace_period: float = 5.0
 
     def called(self, flag: str) -> str:
         """Return the name by which messages mention a flag."""

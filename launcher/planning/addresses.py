@@ -20,7 +20,7 @@ _DISCARD = 9
 _RESOLVERS = 32
 
 
-def _resolve(host: str) -> list[str]:
+def resolve(host: str) -> list[str]:
     """Return the addresses of a host name; an empty list if it has none, as an alias in ssh's configuration."""
     try:
         found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
@@ -59,7 +59,7 @@ def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]
         client, server = seen_from
         found = [*_own([client]), _route(server)]
     if not any(found):
-        found += [_route(address) for address in _resolve(host)]
+        found += [_route(address) for address in resolve(host)]
     return list(dict.fromkeys(address for address in found if address is not None))
 
 
@@ -101,7 +101,7 @@ def bindable_addresses(host: str, network_interface: str) -> list[str]:
     Raises:
         UsageError: This host is not in that network.
     """
-    return _chosen(network_interface) if network_interface else _own(_resolve(host))
+    return _chosen(network_interface) if network_interface else _own(resolve(host))
 
 
 def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple[tuple[HostSlots, ...], str | None]:
@@ -120,7 +120,7 @@ def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(min(len(others), _RESOLVERS)) as pool:
-            for host, addresses in zip(others, pool.map(_resolve, others), strict=True):
+            for host, addresses in zip(others, pool.map(resolve, others), strict=True):
                 if _own(addresses):
                     own.add(host)
     here = next((entry.host for entry in hosts if entry.host in own), None)

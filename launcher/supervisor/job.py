@@ -44,6 +44,13 @@ class Outcome:
     results: dict[int, bytearray] = field(default_factory=dict)
     members: tuple[int, ...] = ()
 
+    @property
+    def explanation(self) -> str:
+        """The reason of a failure, as it was printed; an empty text if the job was not ended by one."""
+        if self.failure is not None:
+            return b"\n".join(failure_attribution.describe(self.failure)).decode(errors="replace")
+        return self.trouble or ""
+
 
 class Job(Supervisor):
     """One job from its start to its end."""
@@ -60,6 +67,7 @@ class Job(Supervisor):
         on_gone: Callable[[int, str], None] | None = None,
         num_ranks: int | None = None,
         needs_servers: bool = True,
+        grace_period: float = GRACE_S,
     ) -> None:
         """Prepare the job; :meth:`run` supervises it.
 
@@ -73,6 +81,7 @@ class Job(Supervisor):
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
             num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal.
             needs_servers: Whether the job ends if a server exits before.
+            grace_period: How long ranks may take to end after a signal to this process, in seconds.
         """
         super().__init__(output, wakeup)
         self._connections = AgentConnections(connections, self, output, network_timeout)
@@ -83,6 +92,7 @@ class Job(Supervisor):
         self._tell_gone = on_gone
         self._num_ranks = num_ranks
         self._needs_servers = needs_servers
+        self._grace_period = grace_period
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
@@ -224,7 +234,7 @@ class Job(Supervisor):
             if received != signal.SIGPIPE:
                 self._output.say(
                     f"hvdrun: {name}: ending {counted(len([*filter(self._is_rank, self._running)]), 'rank')} within "
-                    f"{GRACE_S:g} s; a second signal kills at once"
+                    f"{self._grace_period:g} s; a second signal kills at once"
                 )
         self._have_ended(passed)
 
@@ -235,7 +245,7 @@ class Job(Supervisor):
 
     def _have_ended(self, signum: int) -> None:
         self._ended = True
-        self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(GRACE_S))
+        self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
 
     def _advance(self) -> None:
         if self._failed_at is None:

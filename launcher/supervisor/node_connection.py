@@ -34,6 +34,7 @@ from horovodlike.errors import RendezvousError
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, encode_seconds
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor.connection import FrameConnection, watch_descriptor
+from horovodlike.launcher.supervisor.waiting import Waiting
 
 _JOB = job_digest("the launchers of a job's nodes")
 _PIECE = 64 * 1024
@@ -45,6 +46,8 @@ _JOIN_S = 10.0
 """How long a launcher that has proved the key may take to send JOIN."""
 _FLUSH_S = 5.0
 _RETRY_S = 0.2
+_LOOK_UP_AGAIN_S = 5.0
+"""How long one address is tried; then the name of node 0, which may have moved, is resolved again."""
 _PAUSE_S = 0.05
 
 
@@ -327,22 +330,27 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     where = f"node 0 at {host} port {port}"
     problem = "timed out"
     denials = 0
+    waiting = Waiting()
     while (left := deadline - time.monotonic()) > 0:
+        pause = _RETRY_S
         try:
-            for connected in dial(host, port, left):
+            for connected in dial(host, port, min(left, _LOOK_UP_AGAIN_S)):
+                waiting.end(f"{where} has answered")
                 return _introduce(connected, key, Identity(node, nnodes, _JOB), deadline)
         except VersionError as error:
             raise HostsError(f"{where}: {error}") from None
         except AuthenticationError as error:
             problem = str(error)
             denials += 1
+            pause *= 2 ** (denials - 1)  # an old address of node 0 may belong to another job for some seconds
             if denials == _MOST_DENIALS:
                 raise HostsError(
                     f"{where} {problem}: give all nodes the same --nnodes and the same key (--secret-key-file)"
                 ) from None
         except OSError as error:
             problem = error.strerror or str(error)
-        time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
+        waiting.note(f"waiting: {where} {problem if denials else f'cannot be reached yet ({problem})'}")
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
     raise HostsError(f"{where} cannot be reached ({problem}): does hvdrun run there, with --node-rank 0?")
 
 

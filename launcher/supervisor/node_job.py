@@ -14,9 +14,9 @@ from dataclasses import replace
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import find_free_port, installed_version
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_text, encode_text
-from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.errors import HostsError, UsageError, listed
 from horovodlike.launcher.planning import JobSpec, Nodes
-from horovodlike.launcher.planning.addresses import bindable_addresses
+from horovodlike.launcher.planning.addresses import bindable_addresses, resolve
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.supervisor import Supervisor, failure_attribution
@@ -26,6 +26,7 @@ from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.node_connection import NodeConnection, NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.static_job import StaticLaunch
+from horovodlike.launcher.supervisor.waiting import Waiting, print_message
 
 
 class _NodeLaunch(StaticLaunch):
@@ -64,7 +65,9 @@ class _NodeLaunch(StaticLaunch):
 
     def prepare_environment(self) -> None:
         """See :meth:`Launch.prepare_environment`."""
-        self._messages = [start_message(self._plans[0], self._environ, self._folder)]
+        self._messages = [
+            start_message(self._plans[0], self._environ, self._folder, grace_period=self._spec.grace_period)
+        ]
 
     def _begin(self, agent: FrameConnection) -> Supervisor:
         """Make the supervisor of this node's agent, whose ranks are starting."""
@@ -104,6 +107,7 @@ class LeaderLaunch(_NodeLaunch):
             verbose=self._spec.verbose,
             network_timeout=self._spec.network_timeout,
             on_gone=self._server.exited,
+            grace_period=self._spec.grace_period,
         )
         return self._job
 
@@ -160,48 +164,76 @@ class FollowerLaunch(_NodeLaunch):
 
     def attribute(self) -> Outcome:
         """Return the exit code that node 0 has decided."""
-        return Outcome(exit_code=self._exit_code)
+        return Outcome(exit_code=self._exit_code, trouble=self._relay.why)
 
 
 def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnection]:
     """Wait for the launchers of all other nodes; return their connections by node."""
     deadline = time.monotonic() + spec.start_timeout
     found: dict[int, NodeConnection] = {}
+    waiting = Waiting()
     try:
         with NodeListener(nodes.key, nodes.count, _addresses(spec, nodes, deadline), nodes.port) as listener:
             while len(found) < nodes.count - 1:
-                accepted = listener.accept(deadline)
-                if accepted is None:
+                accepted = listener.accept(waiting.next_look(deadline))
+                if accepted is not None:
+                    connection, count, join = accepted
+                    stack.callback(connection.hang_up)
+                    refusal = _refusal(nodes, connection.node, count, found)
+                    if refusal is not None:
+                        print_message(f"{_host_of(join)}: {refusal}")
+                        connection.dismiss(1, refusal.encode())
+                        continue
+                    found[connection.node] = connection
+                    _read_join(connection, join)
+                elif time.monotonic() >= deadline:
                     raise _missing(spec, nodes, found)
-                connection, count, join = accepted
-                stack.callback(connection.hang_up)
-                refusal = _refusal(nodes, connection.node, count, found)
-                if refusal is not None:
-                    connection.dismiss(1, refusal.encode())
-                    continue
-                found[connection.node] = connection
-                _read_join(connection, join)
+                if len(found) < nodes.count - 1:
+                    waiting.note(f"waiting for {listed('node', _missing_nodes(nodes, found))} of {nodes.count}")
     except HostsError as error:
         for connection in found.values():
             connection.dismiss(1, str(error).encode())
         raise
+    waiting.end(f"all {nodes.count} nodes have come")
     return [found[node] for node in sorted(found)]
+
+
+def _missing_nodes(nodes: Nodes, found: Mapping[int, NodeConnection]) -> list[int]:
+    return [node for node in range(1, nodes.count) if node not in found]
+
+
+def _host_of(join: Frame) -> str:
+    try:
+        return f"a launcher on {decode_text(join.payload)['host']}"
+    except (ValueError, TypeError, KeyError):
+        return "a launcher"
 
 
 def _addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
     """Return the addresses on which node 0 listens; wait until its name, which may be new, can be resolved."""
+    waiting = Waiting()
     while not (found := bindable_addresses(nodes.host, spec.network_interface)):
+        others = ", ".join(resolve(nodes.host))
         if time.monotonic() >= deadline:
+            seen = f" (it is {others})" if others else " (it cannot be resolved)"
             raise HostsError(
-                f"--rendezvous {nodes.host}:{nodes.port} is none of this host's addresses, but node 0 runs here; name "
-                "this host, or say with --network-interface where to listen"
+                f"--rendezvous {nodes.host}:{nodes.port} is none of this host's addresses{seen}, but node 0 runs here; "
+                "name this host, or say with --network-interface where to listen"
             )
+        now = f"is {others}, and not yet an address of this host" if others else "cannot be resolved yet"
+        waiting.note(f"waiting: the name of node 0, {nodes.host}, {now}")
         time.sleep(0.2)
+    waiting.end(f"the name of node 0, {nodes.host}, is {', '.join(found)}")
+    if not spec.network_interface and (others := ", ".join(sorted({*resolve(nodes.host)} - {*found}))):
+        print_message(
+            f"the name of node 0, {nodes.host}, is {others} as well, which is not this host: the other nodes may try "
+            "that. Is there a second node 0, or one that is about to end?"
+        )
     return found
 
 
 def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeConnection]) -> HostsError:
-    missing = [str(node) for node in range(1, nodes.count) if node not in found]
+    missing = [str(node) for node in _missing_nodes(nodes, found)]
     return HostsError(
         f"after {spec.start_timeout:g} s {len(missing)} of {nodes.count} nodes had not come: --node-rank "
         f"{', '.join(missing)}; does hvdrun run there, with the same --rendezvous? If they only need longer, raise "

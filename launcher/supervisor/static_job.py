@@ -177,7 +177,13 @@ class StaticLaunch(Launch):
     def prepare_environment(self) -> None:
         """See :meth:`Launch.prepare_environment`."""
         self._messages = [
-            start_message(ranks, self._environ, self._folder, elsewhere=connection.host is not None)
+            start_message(
+                ranks,
+                self._environ,
+                self._folder,
+                elsewhere=connection.host is not None,
+                grace_period=self._spec.grace_period,
+            )
             for connection, ranks in zip(self._connections, self._plans, strict=True)
         ]
 
@@ -195,6 +201,7 @@ class StaticLaunch(Launch):
             network_timeout=self._spec.network_timeout,
             look_every=self._look_every,
             on_gone=self._server.exited,
+            grace_period=self._spec.grace_period,
             num_ranks=self._num_ranks,
             needs_servers=not self._spec.replicated_servers,
         )

@@ -136,7 +136,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("node_rank", ("--node-rank",), "which of them this is", _HOSTS, "N", more={"type": int}),
     Option("rendezvous", ("--rendezvous",), "where node 0 is found, and listens", _HOSTS, "HOST:PORT"),
     Option("no_detect", ("--no-detect",),
-           "ignore what a platform such as Kubernetes or SageMaker says about nodes, which these flags win over", _HOSTS,
+           "ignore what a platform, such as Kubernetes or SageMaker, says about nodes where no option does", _HOSTS,
            action=_SWITCH),
     Option("secret_key_file", ("--secret-key-file",),
            "a file of mode 0600 with 64 hexadecimal digits, alike on all nodes", _HOSTS, "FILE"),

@@ -11,7 +11,8 @@ from horovodlike._bootstrap.place import Facts, Place
 from horovodlike._bootstrap.platforms import PLATFORMS
 from horovodlike.errors import ConfigError
 
-# A variable of one of these shows that the process is a rank already: those of a job are no place for another one.
+_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+# Any of these variables shows that the process is a rank already: those of a job are no place for another one.
 _OF_A_RANK = ("HOROVODLIKE_RANK", "HOROVOD_RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -52,11 +53,7 @@ def _contradiction(first: Place, other: Place) -> str | None:
 
 
 def _is_name(host: str) -> bool:
-    return not (_is_loopback(host) or re.fullmatch(r"[0-9.]+|.*:.*", host))
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    return host not in _OWN_NAMES and not re.fullmatch(r"[0-9.]+|.*:.*", host)
 
 
 def _merge(places: list[Place]) -> Place:
@@ -83,6 +80,6 @@ def _settings(places: list[Place]) -> Mapping[str, str]:
 def _own_name(facts: Facts, place: Place) -> Place:
     """Replace node 0's name for itself, such as localhost, which is of no use to the others."""
     several = place.nnodes is not None and place.nnodes > 1
-    if several and place.node_rank == 0 and place.host is not None and _is_loopback(place.host):
+    if several and place.node_rank == 0 and place.host is not None and place.host in _OWN_NAMES:
         return replace(place, host=facts.host_name())
     return place

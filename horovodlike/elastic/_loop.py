@@ -27,8 +27,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     are added, or leave at a commit, the state is kept. Then ``func`` is called again, on the current ranks.
 
     Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
-    size, and a rank that is lost ends it. SIGTERM to any rank of such a job has all of them leave at the next commit, if
-    the state is persistent: the job that is started next begins there.
+    size, and a rank that is lost ends it. If its state is persistent, SIGTERM to any rank has all of them leave at the
+    next commit, where the job that is started next begins.
 
     Raises:
         HorovodInternalError: The job is broken and has no driver; or an operation does not support its reduction.

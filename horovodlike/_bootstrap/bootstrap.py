@@ -12,12 +12,13 @@
   wake the ranks of a host, and the connections to ranks of other hosts.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from horovodlike._bootstrap.topology import HostFacts, HostTable
 from horovodlike._engine.native import ffi, lib
 from horovodlike._net.secure_channel import KEY_BYTES, JobKey
 from horovodlike.config import SETTINGS, Config
-from horovodlike.errors import RendezvousError
+from horovodlike.errors import ConfigError, RendezvousError
 
 if TYPE_CHECKING:
     from horovodlike._bootstrap.mesh import MeshConnection
@@ -157,6 +158,8 @@ def establish(
     key = key or take_key(source)
     place = find_rank_info(source) if meeting is None else meeting.place
     if place.size == 1:
+        if place.launcher == "none" and meeting is None and config.log_level not in ("error", "fatal"):
+            _warn_if_alone(source)
         return JobContext(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
     context = JobContext(place, [])
     try:
@@ -173,6 +176,21 @@ def establish(
         context.__exit__(type(error), error, None)
         raise
     return context
+
+
+def _warn_if_alone(environ: Mapping[str, str]) -> None:
+    """Say so if the platform has started this process on each of several nodes, which would all train by themselves."""
+    from horovodlike._bootstrap.place import Facts
+    from horovodlike._bootstrap.places import find_place
+
+    with contextlib.suppress(ConfigError):
+        node = find_place(Facts(environ))
+        if node is not None and (node.nnodes or 1) > 1:
+            print(
+                f"horovodlike warning: this process is a job of its own, although it is on one of {node.nnodes} nodes "
+                f"({node}). Start it with hvdrun, which makes one job of them",
+                file=sys.stderr,
+            )
 
 
 def _begin_generation(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:

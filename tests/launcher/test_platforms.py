@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +293,19 @@ def test_a_file_that_is_no_text_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\xff\xfe")
     assert places.read_text(str(tmp_path / "file")) is None
     assert places.read_text(str(tmp_path / "none")) is None
+
+
+ALONE = "import horovodlike; horovodlike.init(); print(horovodlike.size())"
+
+
+@pytest.mark.parametrize(
+    ("environ", "warns"), [(TRAINER, True), ({**TRAINER, "PET_NNODES": "x"}, False), (INDEXED, False)]
+)
+def test_a_script_that_each_of_several_nodes_runs_alone_says_so(environ: dict[str, str], warns: bool) -> None:
+    words = [sys.executable, "-c", ALONE]
+    done = subprocess.run(
+        words, env={**os.environ, **environ}, cwd="/", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "1\n"
+    found = "this process is a job of its own, although it is on one of 3 nodes (Kubeflow Trainer" in done.stderr
+    assert found == warns

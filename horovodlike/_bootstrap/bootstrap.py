@@ -181,10 +181,10 @@ def establish(
 def _warn_if_alone(environ: Mapping[str, str]) -> None:
     """Say so if the platform has started this process on each of several nodes, which would all train by themselves."""
     from horovodlike._bootstrap.place import Facts
-    from horovodlike._bootstrap.places import find_place
+    from horovodlike._bootstrap.places import detect_place
 
     with contextlib.suppress(ConfigError):
-        node = find_place(Facts(environ))
+        node = detect_place(Facts(environ))
         if node is not None and (node.nnodes or 1) > 1:
             print(
                 f"horovodlike warning: this process is a job of its own, although it is on one of {node.nnodes} nodes "

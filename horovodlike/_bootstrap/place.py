@@ -73,7 +73,7 @@ def read_text(path: str) -> str | None:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the table is read from.
+    """The sources of the table: variables, files, and the name of this host.
 
     Attributes:
         environ: The environment variables; empty ones do not count.

@@ -16,7 +16,7 @@ _OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 _OF_A_RANK = ("HOROVODLIKE_RANK", "HOROVOD_RANK", "TORCHELASTIC_RUN_ID")
 
 
-def find_place(facts: Facts) -> Place | None:
+def detect_place(facts: Facts) -> Place | None:
     """Find the place of this process by the table.
 
     Returns:

@@ -13,7 +13,7 @@ def print_message(text: str) -> None:
 
 
 class Waiting:
-    """What a launcher waits for. After the first seconds, it is printed whenever it changes."""
+    """The messages of one wait: after the first seconds, one whenever its object changes."""
 
     def __init__(
         self,

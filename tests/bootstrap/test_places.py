@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovodlike._bootstrap.place import Facts, Place
-from horovodlike._bootstrap.places import find_place
+from horovodlike._bootstrap.places import detect_place
 from horovodlike._bootstrap.platforms import PLATFORMS
 from horovodlike.errors import ConfigError
 
 
 def find(environ: dict[str, str], files: dict[str, str] | None = None, name: str = "me.example") -> Place | None:
-    return find_place(Facts(environ, (files or {}).get, lambda: name.partition(".")[0], lambda: name))
+    return detect_place(Facts(environ, (files or {}).get, lambda: name.partition(".")[0], lambda: name))
 
 
 def found(environ: dict[str, str], files: dict[str, str] | None = None, name: str = "me.example") -> Place:
@@ -259,6 +261,9 @@ def test_what_makes_no_sense_is_an_error(environ: dict[str, str], complaint: str
         find(environ)
 
 
-def test_every_row_has_a_source_and_signs() -> None:
-    assert all(row.source and row.signs for row in PLATFORMS)
-    assert len({row.name for row in PLATFORMS}) == len(PLATFORMS)
+def test_the_page_has_every_row_and_each_has_a_source() -> None:
+    page = (Path(__file__).parents[2] / "docs/users/clouds.md").read_text()
+    table = page.partition("## What it looks at")[2].partition("\n- ")[0]
+    shown = re.findall(r"^\| ([^|]*) \| ([^|]*) \|", table, re.MULTILINE)[1:]
+    assert shown == [(row.name, row.signs) for row in PLATFORMS]
+    assert all(row.source for row in PLATFORMS)

@@ -28,7 +28,7 @@ SLACK_S = 20.0
 
 
 class Output:
-    """What a program writes to a pipe, until it has written something that a test waits for."""
+    """The output of a program, read from a pipe until it has what a test waits for."""
 
     def __init__(self, pipe: Any) -> None:
         self._descriptor = pipe.fileno()

@@ -92,7 +92,16 @@ def check_hvdrun(words: list[str], help_text: str) -> None:
     while words and words[0].startswith("-"):
         option = words.pop(0)
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"hvdrun has no {option}"
-        if option not in ("--check-build", "--compat", "--verbose", "--help", "--autotune", "--selftest", "--mpi"):
+        if option not in (
+            "--check-build",
+            "--compat",
+            "--verbose",
+            "--help",
+            "--autotune",
+            "--selftest",
+            "--mpi",
+            "--no-detect",
+        ):
             words.pop(0)
     if words and words[0] == "python":
         check_python(words[1:])

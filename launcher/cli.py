@@ -294,10 +294,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     settings |= _fault_plan(arguments.chaos)
     elastic = options.find_elastic(arguments, values)
     found = nodes.find_nodes(arguments, place, environ)
-    if found is not None and elastic is not None:
+    if found is not None and found.least is None and elastic is not None:
         raise UsageError(f"an elastic job cannot have one hvdrun on each node ({place}); leave out its flags")
     servers, server_modules = _servers(arguments, elastic, found is not None)
-    if number is None and elastic is None and (found is not None or (place is not None and place.nnodes == 1)):
+    alone = place is not None and place.nnodes == 1 and elastic is None
+    if number is None and (found is not None or alone):
         number = nodes.number_of_ranks(place, environ)
     where = HostResolution(number)
     if found is None:
@@ -329,7 +330,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         reasons=(where.reason,),
         place=None if place is None else str(place),
     )
-    files = names if elastic is None or elastic.discovery_script is None else None
+    is_discovered = elastic is not None and (elastic.discovery_script or elastic.discover)
+    files = None if is_discovered else names
     return make_spec(asked, values, where, elastic, settings, environ, files=files)
 
 

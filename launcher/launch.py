@@ -102,7 +102,7 @@ def launch(
         BaseException: An interrupt (KeyboardInterrupt); the ranks have been ended.
     """
     with ExitStack() as stack:
-        job = _variant(spec)(
+        job = _variant(spec, discovery)(
             spec, command, environ, stack, discovery=discovery, task=task, take_signals=take_signals, reasons=reasons
         )
         job.resolve()
@@ -115,16 +115,21 @@ def launch(
         return job.attribute()
 
 
-def _variant(spec: JobSpec) -> "type[Launch]":
+def _variant(spec: JobSpec, discovery: HostDiscovery | None) -> "type[Launch]":
     """Return the class that runs this kind of job; only the module of that class is imported."""
+    if spec.elastic is not None and spec.nodes is not None and spec.nodes.number != 0:
+        from horovodlike.launcher.elastic.call_in import CallInLaunch
+
+        return CallInLaunch
+    if spec.elastic is not None:
+        from horovodlike.launcher.elastic.called_hosts import CalledHosts
+        from horovodlike.launcher.elastic.elastic_job import CalledLaunch, ElasticLaunch
+
+        return CalledLaunch if spec.nodes is not None or isinstance(discovery, CalledHosts) else ElasticLaunch
     if spec.nodes is not None:
         from horovodlike.launcher.supervisor.node_job import FollowerLaunch, LeaderLaunch
 
         return LeaderLaunch if spec.nodes.number == 0 else FollowerLaunch
-    if spec.elastic is not None:
-        from horovodlike.launcher.elastic.elastic_job import ElasticLaunch
-
-        return ElasticLaunch
     if spec.mpi:
         from horovodlike.launcher.supervisor.mpirun_job import MpirunLaunch
 

@@ -16,6 +16,7 @@ from horovodlike.launcher import options
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import MOST_RANKS, Nodes
 
+_NODES = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", re.ASCII)
 _RENDEZVOUS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 
 
@@ -68,10 +69,10 @@ def find_nodes(arguments: argparse.Namespace, place: Place | None, environ: Mapp
     Raises:
         UsageError: Something is missing or not accepted.
     """
-    count: int | None = arguments.nnodes
-    if count is None and place is not None and place.hostfile is None and place.nnodes != 1:
-        count = place.nnodes
-    if count is None:
+    text: str | None = arguments.nnodes
+    if text is None and place is not None and place.hostfile is None and place.nnodes not in (None, 1):
+        text = str(place.nnodes)
+    if text is None:
         for flag in ("node_rank", "rendezvous", "secret_key_file"):
             if getattr(arguments, flag) is not None:
                 raise UsageError(f"--{flag.replace('_', '-')} needs --nnodes, the number of nodes")
@@ -80,20 +81,34 @@ def find_nodes(arguments: argparse.Namespace, place: Place | None, environ: Mapp
         raise UsageError("--nnodes and -H contradict each other: either hvdrun starts what runs on other hosts, or you")
     if arguments.mpi:
         raise UsageError("--nnodes and --mpi contradict each other: mpirun starts what runs on other hosts by itself")
-    if count < 1:
-        raise UsageError(f"--nnodes {count}: there must be at least one node")
-    if count > MOST_RANKS:
-        raise UsageError(f"--nnodes {count}: a job can have {MOST_RANKS} nodes at most")
-    number = _node_number(arguments.node_rank, place)
-    if not 0 <= number < count:
+    least, count = _node_counts(text)
+    number = _node_number(arguments.node_rank, place, required=least is None)
+    if number is not None and not 0 <= number < count:
         raise UsageError(f"--node-rank {number}: of {count} nodes, the first one is 0 and the last one {count - 1}")
     host, port = _rendezvous(arguments.rendezvous, place)
-    return Nodes(count, number, host, port, _key_of_nodes(arguments.secret_key_file, place, environ))
+    return Nodes(count, number, host, port, _key_of_nodes(arguments.secret_key_file, place, environ), least)
 
 
-def _node_number(node_rank: int | None, place: Place | None) -> int:
+def _node_counts(text: str) -> tuple[int | None, int]:
+    """Read the value of ``--nnodes``: N, or MIN:MAX for an elastic job."""
+    match = _NODES.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--nnodes {text} cannot be used: write a number, or MIN:MAX for an elastic job")
+    least, count = None if match[1] is None else int(match[1]), int(match[2])
+    if count < 1 or least == 0:
+        raise UsageError(f"--nnodes {text}: there must be at least one node")
+    if count > MOST_RANKS:
+        raise UsageError(f"--nnodes {text}: a job can have {MOST_RANKS} nodes at most")
+    if least is not None and least > count:
+        raise UsageError(f"--nnodes {text}: the first number, with which the job begins, must not be the greater one")
+    return least, count
+
+
+def _node_number(node_rank: int | None, place: Place | None, *, required: bool) -> int | None:
     if node_rank is not None:
         return node_rank
+    if not required:
+        return None if place is None else place.node_rank
     if place is None or place.node_rank is None:
         raise UsageError("--nnodes needs --node-rank N, which of the nodes this is (JOB_COMPLETION_INDEX is not set)")
     return place.node_rank

@@ -131,9 +131,12 @@ OPTIONS: tuple[Option, ...] = (
            arguments=("hosts",), kind=(str, "a text such as 'node-1:4,node-2:4'")),
     Option("hostfile", ("-hostfile", "--hostfile"), "a file with hosts, in lines such as: worker-0 slots=2", _HOSTS,
            "FILE", arguments=("hostfile",), kind=_FILE),
-    Option("nnodes", ("--nnodes",), "no ssh: hvdrun is started by itself on each of N nodes", _HOSTS, "N",
-           more={"type": int}),
-    Option("node_rank", ("--node-rank",), "which of them this is", _HOSTS, "N", more={"type": int}),
+    Option("nnodes", ("--nnodes",),
+           "no ssh: hvdrun is started by itself on each of N nodes; with MIN:MAX the job is elastic: nodes come and go",
+           _HOSTS, "N"),
+    Option("node_rank", ("--node-rank",),
+           "which of them this is (default: JOB_COMPLETION_INDEX; or, in an elastic job, none: such a node has a name)",
+           _HOSTS, "N", more={"type": int}),
     Option("rendezvous", ("--rendezvous",), "where node 0 is found, and listens", _HOSTS, "HOST:PORT"),
     Option("no_detect", ("--no-detect",),
            "ignore what a platform, such as Kubernetes or SageMaker, says about nodes where no option does", _HOSTS,
@@ -160,6 +163,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("host_discovery_script", ("--host-discovery-script",),
            "a program that prints a line for each host: HOST or HOST:N", _ELASTIC, "FILE",
            arguments=("host_discovery_script",), kind=(str, "the name of a program"), elastic="decides"),
+    Option("discover", ("--discover",),
+           "the hosts are the pods with a label (kubernetes:SELECTOR) or the addresses of a name (dns:SERVICE); with "
+           "--nnodes MIN:MAX only nodes among them take part", _ELASTIC, "WHERE", elastic="decides"),
     Option("slots", ("--slots", "--slots-per-host"), "slots of a host without a number (default: 1)", _ELASTIC, "N",
            arguments=("slots",), bounds=_RANKS, elastic="serves"),
     Option("reset_limit", ("--reset-limit",),
@@ -463,7 +469,7 @@ def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
 
 def is_elastic(arguments: argparse.Namespace) -> bool:
     """Return whether the command line asks for an elastic job."""
-    return any(_BY_FIELD[name].elastic == "decides" for name in arguments.given)
+    return any(_BY_FIELD[name].elastic == "decides" for name in arguments.given) or ":" in (arguments.nnodes or "")
 
 
 def without_effect(arguments: argparse.Namespace) -> list[str]:
@@ -493,7 +499,12 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
                 f"{idle[0]} is for elastic jobs; add --min-np, --max-np or --host-discovery-script, or leave it out"
             )
         return None
-    for flag, given in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("--selftest", arguments.selftest)):
+    if arguments.nnodes is not None and ":" not in arguments.nnodes:
+        raise UsageError(
+            f"--nnodes {arguments.nnodes} cannot be used for an elastic job; write --nnodes MIN:MAX, or leave out the "
+            "flags of elastic jobs"
+        )
+    for flag, given in (("--mpi", arguments.mpi), ("--selftest", arguments.selftest)):
         if given:
             raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
     found: dict[str, Any] = {}
@@ -539,6 +550,7 @@ def _elastic_spec(found: Mapping[str, Any], values: Config) -> ElasticSpec:
         min_np=found.get("min_np"),
         max_np=found.get("max_np"),
         discovery_script=found.get("host_discovery_script"),
+        discover=found.get("discover"),
         slots=found.get("slots"),
         reset_limit=found.get("reset_limit"),
         cooldown_range=found.get("cooldown_range"),

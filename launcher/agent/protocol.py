@@ -43,7 +43,8 @@ class FrameKind(enum.IntEnum):
     """Send one rank a signal; the payload is the signal's number."""
     # From the launcher of the first node to that of another one.
     PLACE = 8
-    """The node's ranks and the address of the rendezvous server, as :func:`encode_text` of a dictionary."""
+    """The node's ranks and the address of the rendezvous server, as :func:`encode_text` of a dictionary. In elastic
+    jobs: the node's name; the frames for its agent follow."""
     OUTCOME = 9
     """The job is over with this exit code (the number); the payload says why."""
     # From the agent to the launcher.
@@ -72,6 +73,8 @@ class FrameKind(enum.IntEnum):
     """Before EXITED: the last lines that a failed rank has written to standard error."""
     CLEAN = 26
     """No process of the node's ranks is left; the number is the status of its agent."""
+    LEAVING = 27
+    """The node leaves an elastic job: its workers have got SIGTERM, and it takes no new ones."""
     # Both ways.
     ALIVE = 32
     """From the launcher: the receiver, an agent or the launcher of another node, ends its ranks if this does not come

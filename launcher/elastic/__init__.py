@@ -6,7 +6,10 @@
                     decides when a host may have workers again
 ``driver``          carries the decisions out, and reports events to the membership
 ``agents``          the agents of the hosts, and how workers are started through them
+``called_hosts``    the hosts that call in, and the driver's end of their connections
+``call_in``         the end of a host that calls in
 ``worker_server``   the driver's end of the connections to its workers
+``cluster_discovery`` hosts that Kubernetes or DNS names
 ``rank_assignment`` pure: the environment variables that give a generation's members their ranks
 =================== ====================================================================================================
 
@@ -146,16 +149,20 @@ class HostDiscoveryScript(HostDiscovery):
 class DiscoveryThread:
     """Calls a discovery again and again, in a thread, and knows which of the hosts is this machine."""
 
-    def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:
+    def __init__(
+        self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None, *, resolves: bool = True
+    ) -> None:
         """Prepare the thread.
 
         Args:
             discovery: Finds the hosts.
             environ: The environment; a scheduler may have named this machine there.
             here: The name of this machine among the hosts, if it is known.
+            resolves: Whether to find this machine among the hosts; else their names stay as they are.
         """
         self.here = here
         self._discovery = discovery
+        self._resolves = resolves
         self._names = names_of_this_machine(environ)
         self._renamed: dict[str, str] = {}  # name of a host as discovered -> its name in this job
         self._stop = threading.Event()
@@ -168,6 +175,8 @@ class DiscoveryThread:
             Exception: An exception of the discovery.
         """
         found = [HostSlots(host, slots) for host, slots in self._discovery.find().items() if slots > 0]
+        if not self._resolves:
+            return {entry.host: entry.slots for entry in found}
         new = [entry for entry in found if entry.host not in self._renamed]
         if new:
             names = self._names if self.here is None else self._names | {self.here}

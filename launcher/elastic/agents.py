@@ -1,13 +1,17 @@
-"""The agents of an elastic job, whose hosts come and go; no operation waits for a slow host."""
+"""The agents of an elastic job, whose hosts come and go; no operation waits for a slow host.
+
+The pool starts an agent on a host that gets its first worker, or adopts one: a host that has called in, which has an
+environment, a folder and a command of its own.
+"""
 
 import functools
 import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from horovodlike.launcher.agent.host_probe import Host, HostDescription
-from horovodlike.launcher.agent.protocol import FrameKind, encode_seconds
+from horovodlike.launcher.agent.protocol import Frame, FrameKind, encode_seconds
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning import JobSpec
@@ -30,7 +34,7 @@ from horovodlike.launcher.supervisor.agent_startup import (
     start_agent,
     start_message,
 )
-from horovodlike.launcher.supervisor.connection import AgentConnection, FrameConnection
+from horovodlike.launcher.supervisor.connection import FrameConnection
 from horovodlike.launcher.supervisor.job import GRACE_S
 
 
@@ -39,8 +43,9 @@ class _Agent:
     """One host with its agent."""
 
     name: str
-    connection: AgentConnection
+    connection: FrameConnection
     deadline: float
+    seen_from: tuple[str, str] | None = None  # if it was adopted: the addresses of this host and of its own
     host: Host | None = None  # None until its agent is ready
     addresses: tuple[str, ...] = ()  # of this machine, at which the host reaches it
     slots: int = 1
@@ -62,6 +67,8 @@ class AgentPool:
         task: bytes | None,
         *,
         grace_period: float,
+        starts: bool,
+        on_frame: Callable[[Frame, FrameConnection], None],
         on_ready: Callable[[FrameConnection, tuple[str, ...]], int],
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
@@ -75,6 +82,8 @@ class AgentPool:
             identity: The job's identity.
             task: The file that every worker can read.
             grace_period: How long the workers may take to end once an agent has got a signal, in seconds.
+            starts: Whether agents of other hosts can be started; else they can only be adopted.
+            on_frame: Takes what an adopted agent says, besides its description, before it is ready.
             on_ready: Takes over the connection to an agent that is ready. Also gets the addresses at which its host
                 reaches this one; returns the port at which the driver listens there; may raise RendezvousError.
             on_lost: Called with a host that cannot take part, and why.
@@ -87,6 +96,8 @@ class AgentPool:
         self._identity = identity
         self._task = task
         self._grace_period = grace_period
+        self._starts = starts
+        self._on_frame = on_frame
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._say = say
@@ -97,6 +108,17 @@ class AgentPool:
     def hosts(self) -> list[str]:
         """List the hosts that have an agent, or are about to have one."""
         return list(self._agents)
+
+    def adopt(self, host: str, connection: FrameConnection, seen_from: tuple[str, str]) -> None:
+        """Take over the connection to an agent that was not started by the pool.
+
+        Args:
+            host: The name of its host, which has no agent yet.
+            connection: The connection.
+            seen_from: The addresses of this host and of the other one in this connection.
+        """
+        self._agents[host] = _Agent(host, connection, time.monotonic() + self._spec.start_timeout, seen_from)
+        ask_for_description(connection, self._spec, self._command[0], self._folder)
 
     def start(self, worker: int, host: str, slot: int, slots: int) -> None:
         """Start a worker as soon as the agent of its host is ready.
@@ -167,8 +189,9 @@ class AgentPool:
         for agent in list(self._agents.values()):
             if agent.host is None:
                 del self._agents[agent.name]
-                agent.connection.kill()
-                agent.connection.close()
+                if agent.seen_from is None:  # else its launcher waits to be told how the job ends
+                    agent.connection.kill()
+                    agent.connection.close()
 
     def close(self) -> None:
         """End all agents, and wait until they have ended."""
@@ -210,6 +233,9 @@ class AgentPool:
 
     def _reach(self, name: str) -> _Agent | None:
         here = name == self._spec.here
+        if not (here or self._starts):
+            self._on_lost(name, "it has gone")
+            return None
         try:
             connection = start_agent(self._spec, name, here)
         except (HostsError, OSError) as error:
@@ -224,11 +250,18 @@ class AgentPool:
 
     def _take_answer(self, agent: _Agent, selector: selectors.BaseSelector) -> None:
         answer = receive_answer(agent.connection)
+        if agent.seen_from is not None and isinstance(answer, list) and answer:
+            for frame in answer:
+                if frame.kind is not FrameKind.DESCRIPTION:
+                    self._on_frame(frame, agent.connection)
+            answer = [frame for frame in answer if frame.kind is FrameKind.DESCRIPTION] or None
         if answer is None:
             return
         agent.connection.unwatch(selector)
         try:
             description = read_description(answer, agent.connection, self._spec)
+            if agent.seen_from is not None:
+                description = replace(description, seen_from=agent.seen_from)
             self._begin(agent, description.host, self._find_addresses(agent.name, description))
         except (HostsError, UsageError, RuntimeError) as error:
             self._fail(agent, str(error))
@@ -265,13 +298,15 @@ class AgentPool:
             agent.trouble = str(error)
             self.release(agent.name)
             return
-        tuning, said = tuning_variables(self._environ, host.usable_cpus, slots)
+        adopted = agent.seen_from is not None
+        tuning, said = ({}, []) if adopted else tuning_variables(self._environ, host.usable_cpus, slots)
         for line in said:
             if line not in self._said:
                 self._said.add(line)
                 self._say(line)
+        identity = replace(self._identity, key="") if adopted else self._identity  # its launcher knows the key
         environ = {
-            **common_variables(self._spec, agent.name, self._identity),
+            **common_variables(self._spec, agent.name, identity),
             **tuning,
             **gpus[slot],
             "HOROVODLIKE_ELASTIC": "1",
@@ -281,9 +316,13 @@ class AgentPool:
             "HOROVODLIKE_DRIVER_PORT": str(self._port),
             "HOROVOD_HOSTNAME": agent.name,
         }
-        plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
-        elsewhere = agent.connection.host is not None
+        plan = RankPlan(worker, slot, environ, () if adopted else self._command, cpus[slot])
         message = start_message(
-            [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
+            [plan],
+            {} if adopted else self._environ,
+            self._folder,
+            elsewhere=agent.connection.host is not None,
+            elastic=True,
+            grace_period=self._grace_period,
         )
         agent.connection.send(FrameKind.START, 0, message)

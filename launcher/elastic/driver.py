@@ -12,6 +12,7 @@ from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import RendezvousError
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_exit, encode_seconds
 from horovodlike.launcher.elastic.agents import AgentPool
+from horovodlike.launcher.elastic.called_hosts import CalledHosts
 from horovodlike.launcher.elastic.events import (
     Abandon,
     Announce,
@@ -41,6 +42,7 @@ from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribut
 from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection, watch_descriptor
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
+from horovodlike.launcher.supervisor.node_job import explain_outcome
 from horovodlike.launcher.supervisor.output import RankOutput
 
 
@@ -68,6 +70,7 @@ class Driver(Supervisor):
         grace_period: float = GRACE_S,
         task: bytes | None = None,
         look_every: float | None = None,
+        called: CalledHosts | None = None,
     ) -> None:
         """Prepare the job; :meth:`run` starts it.
 
@@ -82,6 +85,7 @@ class Driver(Supervisor):
             grace_period: How long workers may take to exit after a signal to this process, in seconds.
             task: The file that every worker can read.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
+            called: The hosts, if they call in; the hosts that :meth:`tell` names then are those that may take part.
 
         Raises:
             RendezvousError: The driver cannot listen for workers.
@@ -97,6 +101,7 @@ class Driver(Supervisor):
         self._news: deque[dict[str, int] | str] = deque()  # from other threads
         self._processes: dict[int, _Process] = {}
         self._failures: dict[int, Failure] = {}  # of workers that have exited with an error
+        self._offered: dict[str, int] = {}  # the hosts that have called in, as the membership knows them
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
         self._server: RendezvousServer | None = None
@@ -109,10 +114,15 @@ class Driver(Supervisor):
             identity,
             task,
             grace_period=grace_period,
+            starts=called is None,
+            on_frame=self.on_frame,
             on_ready=self._take_agent,
             on_lost=self._lose_host,
             say=self._say,
         )
+        self._called = called
+        if called is not None:
+            called.set_say(self._say)
         self.outcome = Outcome()
         self._decided = False
         self._ending_at: float | None = None  # when to end the workers that have not exited by themselves
@@ -131,6 +141,10 @@ class Driver(Supervisor):
 
     def run(self) -> Outcome:
         """Run until no process of the workers is left; return the outcome."""
+        if self._called is not None:
+            self._offer(self._called)
+            if not self._offered:
+                self._say("the job waits for hosts to call in")
         self._loop()
         self._output.drain(lambda: self.abandoned)
         self._check_output()
@@ -143,17 +157,23 @@ class Driver(Supervisor):
         watch_descriptor(selector, self._workers.fileno(), selectors.EVENT_READ, lambda: None)
         self._connections.watch(selector, self._abandoned)
         self._agents.watch(selector)
+        if self._called is not None:
+            watch_descriptor(selector, self._called.fileno(), selectors.EVENT_READ, lambda: None)
         return True
 
     def _react(self, selector: selectors.BaseSelector) -> None:
         self._workers.attend()
         self._connections.conclude(selector)
         self._agents.attend(selector)
+        if self._called is not None:
+            self._take_callers(self._called)
         self._handle_signals()
         self._advance()
 
     def close(self) -> None:
         """End all agents, and close the servers."""
+        if self._called is not None:
+            self._called.dismiss(*self._verdict)
         self._agents.close()
         self._workers.close()
         self._close_server()
@@ -161,6 +181,7 @@ class Driver(Supervisor):
     def _timeout(self) -> float | None:
         now = time.monotonic()
         deadlines = [self._connections.next_deadline(), self._agents.next_deadline(), self._workers.next_deadline()]
+        deadlines.append(None if self._called is None else self._called.next_deadline())
         deadlines.append(None if self._look_every is None else now + self._look_every)
         deadlines.append(None if self._ended else self._ending_at)
         deadlines.append(None if self._ending_at is not None else self._membership.look_again())
@@ -190,6 +211,11 @@ class Driver(Supervisor):
         elif frame.kind is FrameKind.CONTINUED:
             self._explain(f"worker {worker} goes on")
             self._events.append(Continued(worker))
+        elif frame.kind is FrameKind.LAST_LINES:
+            self._output.keep_last_lines(worker, frame.payload)
+        elif frame.kind is FrameKind.LEAVING and self._called is not None:
+            self._called.leave(connection)
+            self._offer(self._called)
         elif frame.kind is FrameKind.FAILED:
             self._agents.blame(connection, frame.payload.decode(errors="replace"))
 
@@ -216,6 +242,36 @@ class Driver(Supervisor):
     def on_end(self, connection: FrameConnection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._agents.end(connection, status)
+        if connection.host is not None:
+            self._drop(connection.host)
+
+    def _take_callers(self, called: CalledHosts) -> None:
+        for caller in called.attend():
+            self._agents.adopt(caller.name, caller.connection, caller.addresses)
+            self._offer(called)
+
+    def _drop(self, host: str, reason: str | None = None) -> None:
+        """Forget a host that has called in, if it is one; tell its launcher how the job has ended, or the reason."""
+        if self._called is None:
+            return
+        verdict = None if reason is None else (AGENT_FAILED, reason)
+        self._called.drop(host, verdict if self._ending_at is None else self._verdict)
+        self._offer(self._called)
+
+    def _offer(self, called: CalledHosts) -> None:
+        """Report the hosts that have called in, and are there, to the membership."""
+        if (found := called.find()) != self._offered:
+            self._offered = found
+            self._events.append(HostsFound(found))
+
+    @property
+    def _verdict(self) -> tuple[int, str]:
+        """The exit code for the launchers of hosts that have called in, and what they print."""
+        if self._ending_at is None:
+            return AGENT_FAILED, "hvdrun: node 0 was interrupted"
+        return self.outcome.exit_code, explain_outcome(self.outcome, self._spec.here or "node 0", "worker").decode(
+            errors="replace"
+        )
 
     def _take_agent(self, connection: FrameConnection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
@@ -229,6 +285,7 @@ class Driver(Supervisor):
         if self._ending_at is None:
             self._say(f"{host} cannot be used: {reason}")
         self._events.append(HostLost(host, reason))
+        self._drop(host, f"hvdrun: node 0 says: this host cannot be used: {reason}")
 
     # Decisions.
 
@@ -238,6 +295,9 @@ class Driver(Supervisor):
             news = self._news.popleft()
             if isinstance(news, str):
                 self._say(news)
+            elif self._called is not None:
+                self._called.allow(news)
+                self._offer(self._called)
             else:
                 self._events.append(HostsFound(news))
                 if not news:
@@ -286,6 +346,8 @@ class Driver(Supervisor):
             self._end(decision)
 
     def _expect_output(self, worker: int) -> None:
+        if self._called is not None and self._called.prints(self._processes[worker].host):
+            return
         try:
             self._output.expect(worker)
         except UsageError as error:
@@ -334,7 +396,8 @@ class Driver(Supervisor):
         """End the agents of hosts that are not offered any more and have no worker."""
         used = {process.host for process in self._processes.values()}
         for host in self._agents.hosts():
-            if host not in used and host not in self._membership.slots:
+            waits = self._called is not None and self._called.is_waiting(host)
+            if host not in used and host not in self._membership.slots and not waits:
                 self._agents.release(host)
 
     def _end(self, end: End) -> None:

@@ -1,5 +1,8 @@
 """The steps of an elastic job: discovery, driver, output."""
 
+import socket
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from horovodlike.launcher.elastic import (
@@ -9,20 +12,26 @@ from horovodlike.launcher.elastic import (
     HostDiscovery,
     HostDiscoveryScript,
 )
+from horovodlike.launcher.elastic.called_hosts import CalledHosts
+from horovodlike.launcher.elastic.cluster_discovery import find_discovery
 from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
-from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, JobSpec
+from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, JobSpec, Nodes
 from horovodlike.launcher.planning.plan import bind, gpu_variables
 from horovodlike.launcher.supervisor import SignalHandler
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
+from horovodlike.launcher.supervisor.node_job import key_of_ranks, listening_addresses
 from horovodlike.launcher.supervisor.static_job import Launch
 
 
 class ElasticLaunch(Launch):
     """A job whose workers come and go. The driver plans and starts them when their hosts answer."""
+
+    _called: CalledHosts | None = None
+    _hosts: DiscoveryThread | None = None
 
     def resolve(self) -> None:
         """Find the hosts that can be used now."""
@@ -42,9 +51,12 @@ class ElasticLaunch(Launch):
 
     def probe(self) -> None:
         """Check that the workers of this host fit before anything starts; the other hosts are asked as they come."""
+        self._check_this_host(self._found)
+
+    def _check_this_host(self, found: Mapping[str, int]) -> None:
         spec = self._spec
-        if spec.here in self._found:
-            most, limit = self._found[spec.here], self._policy.max_np
+        if spec.here is not None and spec.here in found:
+            most, limit = found[spec.here], self._policy.max_np
             host = describe_this_host(spec, self._environ)
             bind(spec.bind_to, host, most if limit is None else min(most, limit))
             gpu_variables(spec.gpus_per_rank, host.gpus, most, spec.called("--gpus-per-rank"))
@@ -64,18 +76,21 @@ class ElasticLaunch(Launch):
             grace_period=self._elastic.grace_period,
             task=self._task,
             look_every=self._look_every,
+            called=self._called,
         )
         self._stack.callback(self._writer.close, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)
-        self._stack.callback(self._hosts.close)  # runs first, so that a closed driver gets no hosts
+        if self._hosts is not None:
+            self._stack.callback(self._hosts.close)  # runs first, so that a closed driver gets no hosts
 
     def start(self) -> None:
         """Tell the driver the hosts, now and whenever they change."""
         if self._take_signals:
             self._stack.enter_context(SignalHandler(self._driver.interrupt, self._wakeup))
         self._say()
-        self._driver.tell(self._found)
-        if not isinstance(self._discovery, FixedHosts):
+        if self._called is None:
+            self._driver.tell(self._found)
+        if self._hosts is not None and not isinstance(self._discovery, FixedHosts):
             self._hosts.start(self._found, self._driver.tell)
 
     def supervise(self) -> None:
@@ -85,6 +100,53 @@ class ElasticLaunch(Launch):
     def attribute(self) -> Outcome:
         """See :meth:`Launch.attribute`."""
         return replace(self._driver.outcome, members=self._driver.members)
+
+
+class CalledLaunch(ElasticLaunch):
+    """A job whose hosts call in."""
+
+    _called: CalledHosts
+
+    def resolve(self) -> None:
+        """Listen for the hosts."""
+        assert self._spec.elastic is not None
+        spec, self._elastic = self._spec, self._spec.elastic
+        timeout, here = self._elastic.heartbeat_timeout, None
+        if isinstance(self._discovery, CalledHosts):
+            self._called, self._discovery = self._discovery, None
+        elif spec.nodes is not None:
+            here = socket.gethostname()
+            self._called = self._listen(spec.nodes, here)
+            least = max((spec.nodes.least or 1) * spec.num_proc, self._elastic.min_np or 1)
+            spec = replace(spec, num_proc=least, names={**spec.names, "-np": "--nnodes MIN times -np, which is"})
+        self._stack.callback(self._called.close)
+        self._policy = make_policy(spec, self._elastic)
+        self._spec = replace(spec, here=here, network_timeout=timeout)
+        key = key_of_ranks(self._called.key, self._identity.job_id).hex()
+        self._identity = replace(self._identity, key=key)
+        self._watch_discovery()
+
+    def probe(self) -> None:
+        """Check that the workers of this host fit before anything starts; the other hosts are asked as they come."""
+        self._check_this_host(self._called.find())
+
+    def _listen(self, nodes: Nodes, here: str) -> CalledHosts:
+        deadline = time.monotonic() + self._spec.start_timeout
+        addresses = listening_addresses(self._spec, nodes, deadline)
+        own = {here: self._spec.num_proc}
+        return CalledHosts(addresses, nodes.port, key=nodes.key, nodes=nodes.count, own=own)
+
+    def _watch_discovery(self) -> None:
+        """Prepare to ask, again and again, which hosts may take part, if the user wants that."""
+        self._discovery = _asked_discovery(self._elastic)
+        if self._discovery is not None:
+            self._hosts = DiscoveryThread(self._discovery, {}, resolves=False)
+            self._stack.callback(self._hosts.close)
+            try:
+                self._found = self._hosts.look()
+                self._called.allow(self._found)
+            except DiscoveryError as error:
+                raise HostsError(f"the hosts cannot be found out: {error}") from error
 
 
 def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
@@ -112,9 +174,18 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
     )
 
 
-def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> HostDiscovery:
+def _asked_discovery(elastic: ElasticSpec) -> HostDiscovery | None:
+    """Return the discovery that the user has asked for by ``--discover`` or ``--host-discovery-script``."""
+    if elastic.discover is not None:
+        return find_discovery(elastic.discover, elastic.slots)
     if elastic.discovery_script is not None:
         return HostDiscoveryScript(elastic.discovery_script, elastic.slots, elastic.discovery_timeout)
+    return None
+
+
+def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> HostDiscovery:
+    if (asked := _asked_discovery(elastic)) is not None:
+        return asked
     hosts = {entry.host: entry.slots for entry in spec.hosts}
     if not hosts:
         hosts = {THIS_MACHINE: policy.max_np or elastic.slots or spec.num_proc}

@@ -44,18 +44,24 @@ class Nodes:
     """The nodes of a job with ``--nnodes``; a launcher is started on each of them, by hand or by a scheduler.
 
     Attributes:
-        count: The number of nodes.
-        number: The number of this node; node 0 leads the job.
+        count: The number of nodes; of an elastic job, the most; 0 if none has a number.
+        number: The number of this node; node 0 leads the job. None for a node of an elastic job that has a name.
         host: A name of node 0 that resolves to an address of its own, or such an address.
         port: The port that the launcher of node 0 listens on.
         key: The key that the launchers of all nodes hold.
+        least: The fewest nodes with which an elastic job begins; None for a job whose nodes stay the same.
+        name: The name of this node; the name of its host if it is empty.
+        prints: Whether the output of this node's ranks stays on it; only a node of an elastic job can pass it on.
     """
 
     count: int
-    number: int
+    number: int | None
     host: str
     port: int
     key: JobKey
+    least: int | None = None
+    name: str = ""
+    prints: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class ElasticSpec:
         min_np: The fewest workers, below which the job waits for more; None for as many as it starts with.
         max_np: The most workers; None for as many as there are slots.
         discovery_script: A program that prints the hosts, or None.
+        discover: Where else the hosts are found, as in ``--discover``, or None.
         slots: The number of slots of a host that is listed without a number.
         reset_limit: How often the set of workers may change; None for any number of times.
         cooldown_range: The first and the longest back-off of a host after failures, in seconds; None for the default.
@@ -78,6 +85,7 @@ class ElasticSpec:
     min_np: int | None = None
     max_np: int | None = None
     discovery_script: str | None = None
+    discover: str | None = None
     slots: int | None = None
     reset_limit: int | None = None
     cooldown_range: tuple[float, float] | None = None

@@ -100,8 +100,9 @@ def find_hosts(
     """
     if elastic is not None:
         num_proc = elastic.min_np if num_proc is None else num_proc
-        if elastic.discovery_script is not None or discovery is not None:
-            if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+        ways = [each for each in (elastic.discovery_script, elastic.discover, discovery) if each is not None]
+        if ways:
+            if hosts or hostfile or len(ways) > 1:
                 raise UsageError(
                     "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
                 )

@@ -31,7 +31,12 @@ from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.plan import OWN_NAMES, OWN_PREFIXES, RankPlan, forwarded, inherited
 from horovodlike.launcher.schedulers.registry import scheduler_of
 from horovodlike.launcher.schedulers.ssh import explain_failure
-from horovodlike.launcher.supervisor.connection import AgentConnection, start_local_agent, start_remote_agent
+from horovodlike.launcher.supervisor.connection import (
+    AgentConnection,
+    FrameConnection,
+    start_local_agent,
+    start_remote_agent,
+)
 from horovodlike.launcher.supervisor.job import GRACE_S
 
 
@@ -141,7 +146,7 @@ def describe_hosts(spec: JobSpec, connections: Sequence[AgentConnection], progra
     return found
 
 
-def ask_for_description(connection: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
+def ask_for_description(connection: FrameConnection, spec: JobSpec, program: str, folder: str) -> None:
     """Ask the agent of another host to describe it; the agent ends by itself if it hears nothing more."""
     connection.send(
         FrameKind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files))
@@ -149,13 +154,13 @@ def ask_for_description(connection: AgentConnection, spec: JobSpec, program: str
     connection.send(FrameKind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 
-def explain_delay(connection: AgentConnection, spec: JobSpec) -> str:
+def explain_delay(connection: FrameConnection, spec: JobSpec) -> str:
     """Return the message about a host that has not answered in time."""
     said = f" ({'; '.join(connection.last_words)})" if connection.last_words else ""
     return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
 
 
-def receive_answer(connection: AgentConnection) -> list[Frame] | Exception | None:
+def receive_answer(connection: FrameConnection) -> list[Frame] | Exception | None:
     """Return a host's frames, none if it has hung up; an exception if they are invalid; None if nothing has come."""
     try:
         frames = connection.receive()
@@ -164,7 +169,7 @@ def receive_answer(connection: AgentConnection) -> list[Frame] | Exception | Non
     return [] if frames is None else frames or None
 
 
-def read_description(answer: list[Frame] | Exception, connection: AgentConnection, spec: JobSpec) -> HostDescription:
+def read_description(answer: list[Frame] | Exception, connection: FrameConnection, spec: JobSpec) -> HostDescription:
     """Read the description that a host has sent.
 
     Args:
@@ -176,7 +181,10 @@ def read_description(answer: list[Frame] | Exception, connection: AgentConnectio
         HostsError: The host cannot take part.
     """
     if answer == []:
-        raise HostsError(explain_failure(scheduler_of(spec.remote).program, connection.close(), connection.last_words))
+        status = connection.close()
+        if not isinstance(connection, AgentConnection):  # it has called in
+            raise HostsError(connection.explain_end(status))
+        raise HostsError(explain_failure(scheduler_of(spec.remote).program, status, connection.last_words))
     try:
         if isinstance(answer, Exception):
             raise answer

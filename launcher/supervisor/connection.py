@@ -100,6 +100,14 @@ class FrameConnection:
         """Break off the connection, without waiting."""
         raise NotImplementedError
 
+    def cut(self) -> None:
+        """Begin what :meth:`close` does, if it takes its time; do not wait."""
+
+    @property
+    def last_words(self) -> list[str]:
+        """The last lines that the other end has written beside frames."""
+        return []
+
     def close(self) -> int:
         """Cut the connection and wait until the processes at the other end have ended.
 

@@ -49,6 +49,7 @@ _RETRY_S = 0.2
 _LOOK_UP_AGAIN_S = 5.0
 """How long one address is tried; then the name of node 0, which may have moved, is resolved again."""
 _PAUSE_S = 0.05
+_MOST_UNSENT = 1024 * 1024
 
 
 class NodeConnection(FrameConnection):
@@ -84,6 +85,19 @@ class NodeConnection(FrameConnection):
     def who(self) -> str:
         """The other launcher."""
         return f"hvdrun on {self.host}"
+
+    @property
+    def addresses(self) -> tuple[str, str] | None:
+        """The address of this host and of the other one in this connection; None if it has ended."""
+        try:
+            return str(self._socket.getsockname()[0]), str(self._socket.getpeername()[0])
+        except OSError:
+            return None
+
+    @property
+    def congested(self) -> bool:
+        """True if so much is unsent that nothing more should be read from where it comes."""
+        return len(self._unsent) + len(self._sealed) > _MOST_UNSENT
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -175,7 +189,10 @@ class NodeConnection(FrameConnection):
         self._socket.close()
 
     def _read(self) -> bytes | None:
-        data = self._socket.recv(_PIECE)
+        try:
+            data = self._socket.recv(_PIECE)
+        except ConnectionError:  # the other end was killed while something was unread there
+            return None
         try:
             payloads = self._opener.feed(data)
         except FrameError as error:
@@ -192,23 +209,29 @@ class _Joining:
     deadline: float
 
 
+Joined = tuple[NodeConnection, int, Frame]
+"""The connection to a launcher, the number of nodes that it was given (0 if it has a name), and its JOIN."""
+
+
 class NodeListener:
     """The listener to which the launchers of the other nodes connect. Used as a context manager."""
 
-    def __init__(self, key: JobKey, nnodes: int, addresses: Sequence[str], port: int) -> None:
+    def __init__(self, key: JobKey, nnodes: int, addresses: Sequence[str], port: int, *, named: bool = False) -> None:
         """Listen.
 
         Args:
             key: The key that all nodes hold.
-            nnodes: The number of nodes.
+            nnodes: The number of nodes; 0 if none has a number.
             addresses: The addresses to listen on.
-            port: The port.
+            port: The port; 0 for any free one.
+            named: Whether nodes may have a name in place of a number.
 
         Raises:
             HostsError: It cannot listen.
         """
         self._key = key
-        self._selector = selectors.DefaultSelector()
+        self._numbered, self._named = nnodes > 0, named
+        self._selector = selectors.EpollSelector()
         most = _MOST_STRANGERS + nnodes
         self._strangers = PendingConnections(self._selector, make_challenge, HELLO_BYTES, most, HANDSHAKE_TIMEOUT)
         self._joining: dict[_Joining, None] = {}
@@ -218,6 +241,7 @@ class NodeListener:
         except RendezvousError as error:
             self.close()
             raise HostsError(f"{error}; choose another --rendezvous") from None
+        self.port: int = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, listener)
@@ -239,7 +263,24 @@ class NodeListener:
         self._strangers.close()
         self._selector.close()
 
-    def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`attend` has something to do."""
+        return self._selector.fileno()
+
+    def next_deadline(self) -> float | None:
+        """Return when :meth:`attend` will have something to do even if nothing arrives."""
+        return min(
+            filter(None, (self._strangers.next_deadline(), *(one.deadline for one in self._joining))), default=None
+        )
+
+    def attend(self) -> list[Joined]:
+        """Handle what has arrived, without waiting; return the launchers that have joined."""
+        found = []
+        while (joined := self._serve(0.0)) is not None:
+            found.append(joined)
+        return found
+
+    def accept(self, deadline: float) -> Joined | None:
         """Wait for the next launcher that proves the key and sends JOIN; a slow one does not delay others.
 
         Args:
@@ -249,24 +290,27 @@ class NodeListener:
             The connection, the number of nodes that the other launcher was given, and its JOIN; None when time is up.
         """
         while (now := time.monotonic()) < deadline:
-            deadlines = [
-                deadline,
-                self._strangers.next_deadline() or deadline,
-                *(one.deadline for one in self._joining),
-            ]
-            until = min(deadlines)
-            for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
-                if isinstance(key.data, _Joining):
-                    if (frame := self._read_join(key.data)) is not None:
-                        return key.data.connection, key.data.count, frame
-                elif not isinstance(key.data, PendingConnection):
-                    self._accept(key.data)
-                elif key.data in self._strangers and (hello := self._strangers.read(key.data)) is not None:
-                    self._authenticate(key.data, hello)
-            # Only after the reads: a message that came in time may have waited in its socket.
-            self._strangers.drop_late(now)
-            for joining in [each for each in self._joining if each.deadline <= now]:
-                self._drop(joining)
+            until = min(deadline, self.next_deadline() or deadline)
+            joined = self._serve(min(max(0.0, until - now), _LONGEST_WAIT))
+            if joined is not None:
+                return joined
+        return None
+
+    def _serve(self, seconds: float) -> Joined | None:
+        """Wait for something to arrive, and handle it; return the first launcher that has joined."""
+        now = time.monotonic()
+        for key, _ in self._selector.select(seconds):
+            if isinstance(key.data, _Joining):
+                if (frame := self._read_join(key.data)) is not None:
+                    return key.data.connection, key.data.count, frame
+            elif not isinstance(key.data, PendingConnection):
+                self._accept(key.data)
+            elif key.data in self._strangers and (hello := self._strangers.read(key.data)) is not None:
+                self._authenticate(key.data, hello)
+        # Only after the reads: a message that came in time may have waited in its socket.
+        self._strangers.drop_late(now)
+        for joining in [each for each in self._joining if each.deadline <= now]:
+            self._drop(joining)
         return None
 
     def _accept(self, listener: socket.socket) -> None:
@@ -278,7 +322,9 @@ class NodeListener:
     def _authenticate(self, stranger: PendingConnection, hello: bytes) -> None:
         try:
             identity, sealer, opener = accept_hello(self._key, stranger.challenge, hello)
-            if identity.job != _JOB or not 0 < identity.rank < identity.size:
+            has_number = self._numbered and 0 < identity.rank < identity.size
+            has_name = self._named and identity.rank == identity.size == 0
+            if identity.job != _JOB or not (has_number or has_name):
                 raise AuthenticationError("it is no launcher of another node")
         except AuthenticationError:
             self._strangers.drop(stranger)
@@ -318,8 +364,8 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
 
     Args:
         key: The key that all nodes hold.
-        node: The number of this node.
-        nnodes: The number of nodes.
+        node: The number of this node; 0 if it has a name.
+        nnodes: The number of nodes; 0 if they have names.
         host: A name or address of node 0.
         port: The port that it listens on.
         deadline: When to give up, as ``time.monotonic()``.
@@ -327,7 +373,9 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     Raises:
         HostsError: Node 0 does not answer in time, does not accept the key, or has another version.
     """
-    where = f"node 0 at {host} port {port}"
+    where, same, runs = f"node 0 at {host} port {port}", "--nnodes and the same key (--secret-key-file)", "hvdrun"
+    if not nnodes:
+        where, same, runs = f"the job at {host} port {port}", "key", "it"
     problem = "timed out"
     denials = 0
     waiting = Waiting()
@@ -344,14 +392,13 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
             denials += 1
             pause *= 2 ** (denials - 1)  # an old address of node 0 may belong to another job for some seconds
             if denials == _MOST_DENIALS:
-                raise HostsError(
-                    f"{where} {problem}: give all nodes the same --nnodes and the same key (--secret-key-file)"
-                ) from None
+                raise HostsError(f"{where} {problem}: give all nodes the same {same}") from None
         except OSError as error:
             problem = error.strerror or str(error)
         waiting.note(f"waiting: {where} {problem if denials else f'cannot be reached yet ({problem})'}")
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-    raise HostsError(f"{where} cannot be reached ({problem}): does hvdrun run there, with --node-rank 0?")
+    with_number = ", with --node-rank 0" if nnodes else " still"
+    raise HostsError(f"{where} cannot be reached ({problem}): does {runs} run there{with_number}?")
 
 
 def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeConnection:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import find_free_port, installed_version
@@ -90,7 +91,7 @@ class LeaderLaunch(_NodeLaunch):
     def serve(self) -> None:
         """Start the rendezvous server on the address of node 0 that all nodes know."""
         address = ",".join(bindable_addresses(self._nodes.host, self._spec.network_interface))
-        key = _key_of_ranks(self._nodes, self._identity.job_id)
+        key = key_of_ranks(self._nodes.key, self._identity.job_id)
         self._serve_ranks(key, self._placement.size, address)
         self._identity = replace(self._identity, master=(self._nodes.host, find_free_port()))
 
@@ -114,7 +115,7 @@ class LeaderLaunch(_NodeLaunch):
     def supervise(self) -> None:
         """Run until the job is over, and tell the other nodes, without waiting for this node's screen."""
         outcome = self._job.run()
-        self._verdict = outcome.exit_code, _why(outcome, self._placement.name)
+        self._verdict = outcome.exit_code, explain_outcome(outcome, self._placement.name)
         self._dismiss()
 
     def _dismiss(self) -> None:
@@ -128,6 +129,7 @@ class FollowerLaunch(_NodeLaunch):
     def resolve(self) -> None:
         """Ask node 0 which ranks this node has."""
         spec, nodes = self._spec, self._nodes
+        assert nodes.number is not None
         deadline = time.monotonic() + spec.start_timeout
         self._uplink = connect_node(nodes.key, nodes.number, nodes.count, nodes.host, nodes.port, deadline)
         self._stack.callback(self._uplink.hang_up)
@@ -173,7 +175,7 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
     found: dict[int, NodeConnection] = {}
     waiting = Waiting()
     try:
-        with NodeListener(nodes.key, nodes.count, _addresses(spec, nodes, deadline), nodes.port) as listener:
+        with NodeListener(nodes.key, nodes.count, listening_addresses(spec, nodes, deadline), nodes.port) as listener:
             while len(found) < nodes.count - 1:
                 accepted = listener.accept(waiting.next_look(deadline))
                 if accepted is not None:
@@ -185,7 +187,7 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
                         connection.dismiss(1, refusal.encode())
                         continue
                     found[connection.node] = connection
-                    _read_join(connection, join)
+                    read_join(connection, join)
                 elif time.monotonic() >= deadline:
                     raise _missing(spec, nodes, found)
                 if len(found) < nodes.count - 1:
@@ -209,8 +211,12 @@ def _host_of(join: Frame) -> str:
         return "a launcher"
 
 
-def _addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
-    """Return the addresses on which node 0 listens; wait until its name, which may be new, can be resolved."""
+def listening_addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
+    """Return the addresses on which node 0 listens; wait until its name, which may be new, can be resolved.
+
+    Raises:
+        HostsError: The name is still not this host's at the deadline.
+    """
     waiting = Waiting()
     while not (found := bindable_addresses(nodes.host, spec.network_interface)):
         others = ", ".join(resolve(nodes.host))
@@ -257,9 +263,15 @@ def _has_gone(connection: NodeConnection) -> bool:
         return True
 
 
-def _read_join(connection: NodeConnection, join: Frame) -> None:
+def read_join(connection: NodeConnection, join: Frame) -> dict[str, Any]:
+    """Note what a launcher says in its JOIN; return all of it.
+
+    Raises:
+        HostsError: It makes no sense, or comes from another version.
+    """
+    who = f"node {connection.node}" if connection.node else "a node"
     try:
-        said = decode_text(join.payload)
+        said: dict[str, Any] = decode_text(join.payload)
         version, connection.host = str(said["version"]), str(said["host"])
         if version == installed_version():
             connection.num_proc = int(said["num_proc"])
@@ -267,14 +279,14 @@ def _read_join(connection: NodeConnection, join: Frame) -> None:
                 raise ValueError(f"it has {connection.num_proc} ranks")
     except (ValueError, TypeError, KeyError) as error:
         raise HostsError(
-            f"node {connection.node} cannot be understood ({error!r}): is it another version of horovodlike? "
-            "Install the same"
+            f"{who} cannot be understood ({error!r}): is it another version of horovodlike? Install the same"
         ) from None
     if version != installed_version():
         raise HostsError(
-            f"horovodlike {version} is installed on node {connection.node} ({connection.host}), but "
-            f"{installed_version()} on node 0; install the same"
+            f"horovodlike {version} is installed on {who} ({connection.host}), but {installed_version()} on node 0; "
+            "install the same"
         )
+    return said
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -283,9 +295,9 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if count[name] == 1 else f"{name}#{number}" for number, name in enumerate(names))
 
 
-def _key_of_ranks(nodes: Nodes, job_id: str) -> JobKey:
+def key_of_ranks(key: JobKey, job_id: str) -> JobKey:
     """Derive the key of the ranks, a new one for each job: no message of one job is valid in another."""
-    return nodes.key.derive(b"horovodlike ranks", job_id.encode())
+    return key.derive(b"horovodlike ranks", job_id.encode())
 
 
 def _encode_place(placement: Placement, identity: JobIdentity) -> bytes:
@@ -302,13 +314,19 @@ def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
         master = str(said["master"][0]), int(said["master"][1])
     except (ValueError, TypeError, KeyError) as error:
         raise HostsError(f"node 0 cannot be understood ({error!r}); install the same horovodlike there") from None
-    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, port, master)
+    return placement, JobIdentity(job_id, key_of_ranks(nodes.key, job_id).hex(), address, port, master)
 
 
-def _why(outcome: Outcome, here: str) -> bytes:
-    """Return the text that the other nodes print if the job has failed; ``here`` is the name of this node."""
-    if outcome.failure is not None:
-        return b"\n".join(failure_attribution.describe(replace(outcome.failure, host=outcome.failure.host or here)))
+def explain_outcome(outcome: Outcome, here: str, kind: str = "rank") -> bytes:
+    """Return the text that the other nodes print if the job has failed.
+
+    Args:
+        outcome: How it has ended.
+        here: The name of this node.
+        kind: What its processes are.
+    """
+    if (failure := outcome.failure) is not None:
+        return b"\n".join(failure_attribution.describe(replace(failure, host=failure.host or here), kind))
     if outcome.trouble is not None:
         return f"hvdrun: {outcome.trouble}".encode()
     return b"" if outcome.exit_code == 0 else f"hvdrun: the job was ended from outside, on {here}".encode()

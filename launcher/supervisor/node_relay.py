@@ -72,7 +72,8 @@ class Relay(Supervisor):
         if not self._close_finished(selector):
             return False
         for connection in self._open:
-            listening = connection is self._uplink or self.abandoned or not self._output.full
+            stuck = self._output.full or self._uplink.congested
+            listening = connection is self._uplink or self.abandoned or not stuck
             connection.watch(selector, listening, functools.partial(self._receive, connection))
         return True
 

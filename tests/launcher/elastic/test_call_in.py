@@ -1,0 +1,223 @@
+"""Hosts that call in from Python: `CalledHosts` as the discovery of `horovodlike.run`, and `CallIn`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import horovodlike
+from horovodlike._net.secure_channel import JobKey
+from horovodlike.launcher.agent.host_probe import installed_version
+from horovodlike.launcher.agent.protocol import FrameKind, encode_text
+from horovodlike.launcher.elastic.call_in import CallIn, call_in
+from horovodlike.launcher.elastic.called_hosts import CalledHosts
+from horovodlike.launcher.errors import HostsError
+from horovodlike.launcher.supervisor.node_connection import connect_node
+
+HERE = "127.0.0.1"
+SLACK_S = 20.0
+
+
+@pytest.fixture
+def called() -> Iterator[CalledHosts]:
+    made = CalledHosts([HERE])
+    yield made
+    made.close()
+    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+
+
+class Callers:
+    """Callers in threads, and how they have ended."""
+
+    def __init__(self, called: CalledHosts) -> None:
+        self._called = called
+        self._threads: list[threading.Thread] = []
+        self.codes: dict[str, int | Exception] = {}
+
+    def add(self, name: str, slots: int = 1, **options: Any) -> CallIn:
+        caller = CallIn(self._called.key.hex(), name, HERE, self._called.port, slots, **options)
+
+        def run() -> None:
+            try:
+                self.codes[name] = caller.run()
+            except HostsError as error:
+                self.codes[name] = error
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+        return caller
+
+    def join(self) -> dict[str, int | Exception]:
+        for thread in self._threads:
+            thread.join(SLACK_S)
+            assert not thread.is_alive()
+        return self.codes
+
+
+@pytest.fixture
+def callers(called: CalledHosts) -> Iterator[Callers]:
+    made = Callers(called)
+    yield made
+    made.join()
+
+
+def gather() -> Any:
+    import horovodlike as hvd
+
+    hvd.init()
+    found = hvd.allgather_object((hvd.local_rank(), os.environ["HOROVODLIKE_NODE_ID"], os.environ.get("OWN")))
+    rank = hvd.rank()
+    hvd.shutdown()
+    return rank, found
+
+
+def test_a_function_on_hosts_that_call_in(called: CalledHosts, callers: Callers) -> None:
+    callers.add("a", 2, environ={**os.environ, "OWN": "first"})
+    callers.add("b", 1)
+    results = horovodlike.run(gather, num_proc=3, host_discovery=called)
+    assert [rank for rank, _ in results] == [0, 1, 2]
+    assert sorted(results[0][1]) == [(0, "a", "first"), (0, "b", None), (1, "a", "first")]
+    assert callers.join() == {"a": 0, "b": 0}
+
+
+def test_output_goes_where_it_is_wanted(
+    called: CalledHosts, callers: Callers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callers.add("a", 1)
+    horovodlike.run(lambda: print("words"), num_proc=1, host_discovery=called)
+    assert capfd.readouterr().out == "[0]<stdout>: words\n"
+
+
+def test_an_exception_of_the_function(called: CalledHosts, callers: Callers) -> None:
+    def fail() -> None:
+        raise KeyError("no such thing")
+
+    callers.add("a", 1)
+    with pytest.raises(KeyError, match="no such thing"):
+        horovodlike.run(fail, num_proc=1, host_discovery=called, reset_limit=0)
+    assert callers.join() == {"a": 1}
+
+
+def test_a_host_that_leaves(called: CalledHosts, callers: Callers, tmp_path: Path) -> None:
+    def train() -> list[int]:
+        import horovodlike as hvd
+        import horovodlike.elastic as elastic
+
+        hvd.init()
+        state = elastic.ObjectState(sizes=[])
+
+        @elastic.run
+        def loop(state: Any) -> list[int]:
+            while len(set(state.sizes)) < 2 or not Path("left").exists():
+                if state.sizes[-1:] != [hvd.size()]:
+                    state.sizes = [*state.sizes, hvd.size()]
+                if hvd.size() == 2 and hvd.rank() == 0:
+                    Path("both").touch()
+                time.sleep(0.005)
+                state.commit()
+            return list(state.sizes)
+
+        found: list[int] = loop(state)
+        return found
+
+    os.chdir(tmp_path)
+    callers.add("a", 1)
+    second = callers.add("b", 1)
+
+    def leave() -> None:
+        deadline = time.monotonic() + SLACK_S
+        while not Path("both").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        second.leave()
+        while "b" not in callers.codes and time.monotonic() < deadline:
+            time.sleep(0.005)
+        Path("left").touch()
+
+    threading.Thread(target=leave).start()
+    [sizes] = horovodlike.run(train, num_proc=2, min_np=1, host_discovery=called)
+    assert sizes == [2, 1]
+    assert callers.join() == {"a": 0, "b": 143}
+
+
+def test_a_name_that_is_taken(called: CalledHosts, callers: Callers, capfd: pytest.CaptureFixture[str]) -> None:
+    def refused() -> None:
+        callers.add("a", 1)
+        with pytest.raises(HostsError, match="two hosts claim to be a; give each a name of its own"):
+            call_in(called.key.hex(), "a", HERE, called.port, 1)
+        callers.add("b", 1)
+
+    other = threading.Thread(target=refused)
+    other.start()
+    results = horovodlike.run(gather, num_proc=2, host_discovery=called)
+    other.join()
+    assert len(results) == 2
+    assert "is refused: two hosts claim to be a" in capfd.readouterr().err
+
+
+def refuse(called: CalledHosts, until: Callable[[], bool]) -> None:
+    """Plays the driver's part until something is true."""
+    deadline = time.monotonic() + SLACK_S
+    while not until():
+        assert time.monotonic() < deadline
+        assert called.attend() == []
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("join", "message"),
+    [
+        ({"version": "0.0.1", "host": "h", "num_proc": 1}, r"horovodlike 0\.0\.1 is installed on a node \(h\), but"),
+        ({"version": None, "host": "h"}, "a node cannot be understood"),
+        ({"version": None, "host": "h", "num_proc": 0}, "a node cannot be understood.*it has 0 ranks"),
+        ({"version": None, "host": "h", "num_proc": 1, "name": "a\nb"}, "cannot be the name of a host"),
+    ],
+)
+def test_a_caller_that_is_refused(called: CalledHosts, join: dict[str, Any], message: str) -> None:
+    said: list[str] = []
+    called.set_say(said.append)
+    answers: list[str] = []
+
+    def call() -> None:
+        connection = connect_node(called.key, 0, 0, HERE, called.port, time.monotonic() + SLACK_S)
+        connection.send(FrameKind.JOIN, 0, encode_text({**join, "version": join["version"] or installed_version()}))
+        frame, *_ = connection.await_frame(time.monotonic() + SLACK_S, FrameKind.OUTCOME)
+        answers.append(frame.payload.decode())
+        connection.hang_up()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    refuse(called, lambda: bool(answers))
+    caller.join()
+    with pytest.raises(HostsError, match=message):
+        raise HostsError(answers[0])
+    assert said == [f"127.0.0.1 is refused: {answers[0]}"]
+
+
+def test_another_key(called: CalledHosts) -> None:
+    ended: list[str] = []
+
+    def call() -> None:
+        with pytest.raises(HostsError) as error:
+            call_in(JobKey.random().hex(), "a", HERE, called.port, 1)
+        ended.append(str(error.value))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    refuse(called, lambda: bool(ended))
+    caller.join()
+    assert ended[0].endswith("hung up on this node: give all nodes the same key")
+
+
+def test_a_job_that_is_not_there(called: CalledHosts) -> None:
+    called.close()
+    with pytest.raises(
+        HostsError, match=r"the job at 127\.0\.0\.1 port \d+ cannot be reached .*does it run there still"
+    ):
+        call_in(called.key.hex(), "a", HERE, called.port, 1, start_timeout=0.5)

@@ -1,4 +1,7 @@
-"""The hosts of an elastic job that call in: each runs its own ``hvdrun``, or a :class:`~.call_in.CallIn`."""
+"""The hosts of an elastic job that call in: each runs its own ``hvdrun``, or a :class:`~.call_in.CallIn`.
+
+Two that claim to be the same are told apart by a heartbeat: if the older one answers it, the newer one is refused.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -249,6 +252,8 @@ class CalledHosts(HostDiscovery):
                     self._refuse(caller.connection, self._explain_double(caller))
                 elif (admitted := self._admit(caller)) is not None:
                     yield admitted
+            elif older.leaving:  # as a pod that Kubernetes replaces before it has ended
+                continue
             elif not contender.asked and now >= contender.ask_at:
                 contender.asked, contender.ask_at = True, now
                 older.connection.send(FrameKind.ALIVE, 0, encode_seconds(_PROBE_S))

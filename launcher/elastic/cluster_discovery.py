@@ -152,7 +152,5 @@ def _configure(client: Any, config: Any) -> tuple[Any, str | None]:
         config.load_kube_config(client_configuration=configuration)
         context = config.list_kube_config_contexts()[1]["context"]
     except (config.ConfigException, OSError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"there is neither a service account of Kubernetes here nor a configuration: {error}"
-        ) from None
+        raise UsageError(f"neither a service account of Kubernetes nor a configuration is here: {error}") from None
     return client.ApiClient(configuration), context.get("namespace")

@@ -12,7 +12,7 @@ import pytest
 from kubernetes_api import KubernetesApi, pod
 from test_elastic_nodes import HOST, Nodes, at_size, nodes
 
-from horovodlike.launcher.elastic import DiscoveryError
+from horovodlike.launcher.elastic import DiscoveryError, cluster_discovery
 from horovodlike.launcher.elastic.cluster_discovery import DnsDiscovery, KubernetesDiscovery, find_discovery
 from horovodlike.launcher.errors import UsageError
 
@@ -80,6 +80,28 @@ def test_an_api_server_that_is_not_there(api: KubernetesApi) -> None:
     with pytest.raises(DiscoveryError, match="the Kubernetes API cannot be reached: .*Connection refused"):
         discovery.find()
     discovery.close()
+
+
+def test_the_service_account_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes.config import incluster_config
+
+    (tmp_path / "token").write_text("t0")
+    (tmp_path / "ca.crt").write_text("certificates")
+    (tmp_path / "namespace").write_text("ml\n")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(cluster_discovery, "_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    from kubernetes import client, config
+
+    made: list[Any] = []
+    monkeypatch.setattr(client, "ApiClient", made.append)
+    _, namespace = cluster_discovery._configure(client, config)
+    assert namespace == "ml"
+    assert made[0].host == "https://10.96.0.1:443"
+    assert made[0].ssl_ca_cert == str(tmp_path / "ca.crt")
+    assert made[0].auth_settings()["BearerToken"]["value"].lower() == "bearer t0"
 
 
 def test_neither_a_service_account_nor_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

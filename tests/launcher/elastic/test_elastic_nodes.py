@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,13 @@ def at(job: Launch, generation: int, size: int) -> None:
 def at_size(job: Launch, size: int, after: int = 0) -> int:
     """Waits until a worker of this node is in a later generation of this size; returns its number."""
     return int(job.expect_match(rb"at (\d+): rank \d+ of %d\n" % size, lambda found: int(found[1]) > after)[1])
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SLACK_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_nodes_come_and_go(nodes: Callable[..., Nodes]) -> None:
@@ -195,6 +203,28 @@ def test_a_node_replaces_one_that_does_not_live_any_more(nodes: Callable[..., No
     first.expect(b"node 1, ", 2)
     second.signal(signal.SIGCONT)
     assert second.finish().code == 1
+    assert [code for code, _ in job.finish(first, again)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_node_waits_for_one_that_leaves(nodes: Callable[..., Nodes]) -> None:
+    job = nodes("""
+        def at_step(worker, generation, step):
+            while worker == 1 and not os.path.exists("go"):
+                pass
+    """)
+    first = job.start(0)
+    at_size(first, 1)
+    second = job.start(1, "--grace-period", 60)
+    at_size(second, 2)
+    second.signal(signal.SIGTERM)
+    first.expect(b" leaves: ")
+    again = job.start(1)
+    contending = psutil.Process(again.process.pid)
+    wait_until(lambda: [each for each in contending.net_connections("tcp") if each.status == "ESTABLISHED"])
+    (job.folder / "go").touch()
+    assert second.finish().code == 143
+    at_size(again, 2)
     assert [code for code, _ in job.finish(first, again)] == [0, 0]
 
 

@@ -1,0 +1,144 @@
+"""`hvdrun --nnodes MIN:MAX` on several hosts, as pods come, go, and come back with other addresses: there is no ssh."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.hosts import Cluster, Host, environment
+from cluster.namespaces import wait_until
+
+pytestmark = pytest.mark.cluster
+
+HVDRUN = (sys.executable, "-P", "-m", "horovodlike.launcher")
+PORT = 29400
+HEARTBEAT_S = 2.0
+SLACK_S = 20.0
+# All ranks commit each step, and say when their number has changed; a file ends them.
+PROGRAM = """
+    import os, time
+    from pathlib import Path
+
+    import numpy as np
+
+    import horovodlike as hvd
+    from horovodlike import elastic
+
+    @elastic.run
+    def train(state):
+        print(f"size {hvd.size()} at step {state.step} on {os.environ['HOROVODLIKE_NODE_ID']}", flush=True)
+        while not hvd.allreduce(np.array([Path("finish").exists()], np.int32), op=hvd.Sum)[0]:
+            state.step += 1
+            time.sleep(0.005)
+            state.commit()
+
+    hvd.init()
+    train(elastic.ObjectState(step=0))
+"""
+
+
+class Pods:
+    """The launchers that were started, with what they print in a file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._logs: dict[subprocess.Popen[bytes], Path] = {}
+        (folder / "train.py").write_text(textwrap.dedent(PROGRAM))
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_text("c0ffee00" * 8)
+
+    def start(self, host: Host, number: int | None, *words: object) -> subprocess.Popen[bytes]:
+        flags = ("--nnodes", "1:4", "--rendezvous", f"h0:{PORT}", "--secret-key-file", self.folder / "key", "-np", 1)
+        index = {} if number is None else {"JOB_COMPLETION_INDEX": str(number)}
+        log = self.folder / f"log.{len(self._logs)}"
+        with log.open("wb") as file:
+            job = host.popen(
+                [*HVDRUN, *map(str, (*flags, "--heartbeat-timeout", HEARTBEAT_S, *words)), sys.executable, "train.py"],
+                cwd=self.folder,
+                env=environment(OMP_NUM_THREADS="1", **index),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._logs[job] = log
+        return job
+
+    def text(self, job: subprocess.Popen[bytes]) -> str:
+        return self._logs[job].read_text()
+
+    def wait(self, job: subprocess.Popen[bytes], pattern: str) -> None:
+        wait_until(lambda: re.search(pattern, self.text(job)), f"{pattern!r} in {self._logs[job]}", SLACK_S)
+
+    def finish(self, *jobs: subprocess.Popen[bytes]) -> list[int]:
+        (self.folder / "finish").touch()
+        return [job.wait(SLACK_S) for job in jobs]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    made = Pods(tmp_path)
+    yield made
+    for job in made._logs:
+        job.kill()
+        job.wait()
+
+
+@pytest.mark.parametrize("family", [{"ipv6": False}, {"ipv4": False}])
+def test_a_pod_that_comes_back_with_another_address(
+    fresh_cluster: Callable[..., Cluster], pods: Pods, family: dict[str, bool]
+) -> None:
+    cluster = fresh_cluster(4, **family)
+    first, lost, other, again = cluster.hosts
+    leader = pods.start(first, 0)
+    pods.wait(leader, "size 1 at step 0 on h0")
+    gone, named = pods.start(lost, 1), pods.start(other, None)
+    pods.wait(leader, r"size 3 at step [1-9]\d* on h0")
+    pods.wait(leader, r"hvdrun: node 1, h1 at \S+ has called in with 1 slot")
+    pods.wait(leader, r"hvdrun: h2 at \S+ has called in with 1 slot")
+    cluster.link_down(lost)  # nobody is told that it has gone
+    replacement = pods.start(again, 1)
+    pods.wait(leader, "hvdrun: h1 cannot be used: it has been silent for")
+    pods.wait(replacement, r"size 3 at step [1-9]\d* on h3")
+    assert gone.wait(HEARTBEAT_S + SLACK_S) == 1
+    assert "hvdrun: node 0 has been silent for too long" in pods.text(gone)
+    assert pods.finish(leader, named, replacement) == [0, 0, 0]
+    wait_until(lambda: cluster.processes() == {}, "the end of everything")
+
+
+@pytest.mark.slow
+def test_node_0_is_cut_off(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+    cluster = fresh_cluster(3)
+    jobs = [pods.start(host, host.number) for host in cluster.hosts]
+    pods.wait(jobs[2], "size 3 at")
+    cluster.link_down(cluster.hosts[0])
+    for job in jobs[1:]:
+        assert job.wait(HEARTBEAT_S + SLACK_S) == 1
+        assert "hvdrun: node 0 has been silent for too long" in pods.text(job)
+    assert pods.finish(jobs[0]) == [0]  # it goes on alone
+    wait_until(lambda: cluster.processes() == {}, "the end of everything")
+
+
+@pytest.mark.slow
+def test_pods_scale_up_and_down(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+    cluster = fresh_cluster(4)
+    leader, *others = [pods.start(host, host.number) for host in cluster.hosts[:2]]
+    pods.wait(leader, "size 2 at")
+    others += [pods.start(host, host.number) for host in cluster.hosts[2:]]
+    pods.wait(leader, "size 4 at")
+    for number, pod in enumerate(others):
+        pod.send_signal(signal.SIGTERM)
+        assert pod.wait(SLACK_S) == 143
+        pods.wait(leader, rf"hvdrun: h{number + 1} leaves: ")
+    pods.wait(leader, r"size 1 at step [1-9]\d* on h0")
+    text = pods.text(leader)
+    assert "cannot be used" not in text
+    assert "exited with" not in text
+    assert pods.finish(leader) == [0]
+    wait_until(lambda: cluster.processes() == {}, "the end of everything")

@@ -221,7 +221,6 @@ class AgentPool:
                 self._take_answer(agent, selector)
             elif now >= agent.deadline:
                 agent.connection.unwatch(selector)
-                agent.connection.kill()
                 self._fail(agent, explain_delay(agent.connection, self._spec))
 
     @functools.cached_property
@@ -251,10 +250,7 @@ class AgentPool:
     def _take_answer(self, agent: _Agent, selector: selectors.BaseSelector) -> None:
         answer = receive_answer(agent.connection)
         if agent.seen_from is not None and isinstance(answer, list) and answer:
-            for frame in answer:
-                if frame.kind is not FrameKind.DESCRIPTION:
-                    self._on_frame(frame, agent.connection)
-            answer = [frame for frame in answer if frame.kind is FrameKind.DESCRIPTION] or None
+            answer = self._hear(answer, agent.connection)
         if answer is None:
             return
         agent.connection.unwatch(selector)
@@ -266,13 +262,24 @@ class AgentPool:
         except (HostsError, UsageError, RuntimeError) as error:
             self._fail(agent, str(error))
 
+    def _hear(self, frames: list[Frame], connection: FrameConnection) -> list[Frame] | Exception | None:
+        """Pass on what an adopted agent says besides its description; return that, or None if it has not come."""
+        try:
+            for frame in frames:
+                if frame.kind is not FrameKind.DESCRIPTION:
+                    self._on_frame(frame, connection)
+        except ValueError as error:
+            return error
+        return [frame for frame in frames if frame.kind is FrameKind.DESCRIPTION] or None
+
     def _find_addresses(self, name: str, description: HostDescription) -> tuple[str, ...]:
         return tuple(reachable_addresses({name: description}, self._spec.network_interface))
 
     def _fail(self, agent: _Agent, reason: str) -> None:
         del self._agents[agent.name]
-        agent.connection.kill()
-        agent.connection.close()
+        if agent.seen_from is None:  # else its launcher is told the reason
+            agent.connection.kill()
+            agent.connection.close()
         self._on_lost(agent.name, reason)
 
     # Workers.

@@ -51,6 +51,7 @@ class _WorkerRelay(Relay):
         super().__init__(*given)
         self._job = job
         self._leaving = False
+        self.reason = ""  # how the job has ended, in the driver's words
 
     def _on_agent(self, frame: Frame) -> None:
         if frame.kind is FrameKind.ALIVE:  # this relay has answered already
@@ -69,6 +70,8 @@ class _WorkerRelay(Relay):
             self._agent.send(*frame)
         else:
             super()._on_uplink(frame)
+            if frame.kind is FrameKind.OUTCOME:
+                self.reason = frame.payload.decode(errors="replace")
             if frame.kind is FrameKind.ALIVE:  # so that the agent does not outlive a relay that is stopped
                 self._agent.send(*frame)
 
@@ -155,8 +158,8 @@ class CallInLaunch(Launch):
         self._exit_code = self._relay.run(self._early)
 
     def attribute(self) -> Outcome:
-        """Return the exit code that the driver has decided."""
-        return Outcome(exit_code=self._exit_code)
+        """Return the exit code that the driver has decided, and why if it has said so."""
+        return Outcome(exit_code=self._exit_code, trouble=self._relay.reason or None)
 
     def leave(self) -> None:
         """Have this host leave the job, as SIGTERM does; a second call kills the workers. From any thread."""
@@ -235,6 +238,7 @@ class CallIn:
             start_timeout=start_timeout,
         )
         self._stack = ExitStack()
+        self._reason = ""
         environ = os.environ if environ is None else environ
         self._launch = CallInLaunch(spec, spec.command, dict(environ), self._stack)
 
@@ -251,7 +255,14 @@ class CallIn:
             self._launch.probe()
             self._launch.start()
             self._launch.supervise()
-        return self._launch.attribute().exit_code
+        outcome = self._launch.attribute()
+        self._reason = outcome.trouble or ""
+        return outcome.exit_code
+
+    @property
+    def reason(self) -> str:
+        """How the job has ended, in the words of its driver; empty if it has ended well, or not yet."""
+        return self._reason
 
     def leave(self) -> None:
         """Leave the job: the workers commit and exit, and it goes on without them. Callable from any thread."""

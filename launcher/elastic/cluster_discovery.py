@@ -89,7 +89,7 @@ class KubernetesDiscovery(HostDiscovery):
         if api_client is None:
             api_client, own_namespace = _configure(client, config)
             namespace = namespace or own_namespace
-        self._api = client.CoreV1Api(api_client)
+        self._api: Any = client.CoreV1Api(api_client)  # the client has annotations since version 34 only
         self._client = api_client
         self._error = client.ApiException
         self._selector = selector

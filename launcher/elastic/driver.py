@@ -193,12 +193,15 @@ class Driver(Supervisor):
     def on_frame(self, frame: Frame, connection: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         worker = frame.number
+        process = self._processes.get(worker)
+        is_of_worker = frame.kind in (FrameKind.STARTED, FrameKind.EXITED, FrameKind.RESULT)
+        if is_of_worker and process is not None and connection.host not in (None, process.host):
+            raise InvalidFrameError(f"it speaks of worker {worker}, which it does not have")
         if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
             self._output.add(worker, frame.kind, frame.payload)
         elif frame.kind is FrameKind.RESULT:
             self.outcome.results.setdefault(worker, bytearray()).extend(frame.payload)
         elif frame.kind is FrameKind.STARTED:
-            process = self._processes.get(worker)
             if process is None:
                 raise InvalidFrameError(f"it speaks of worker {worker}, which it does not have")
             process.pid = int(frame.payload)

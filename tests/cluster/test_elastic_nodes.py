@@ -102,7 +102,7 @@ def test_a_pod_that_comes_back_with_another_address(
     pods.wait(leader, r"size 3 at step [1-9]\d* on h0")
     pods.wait(leader, r"hvdrun: node 1, h1 at \S+ has called in with 1 slot")
     pods.wait(leader, r"hvdrun: h2 at \S+ has called in with 1 slot")
-    cluster.link_down(lost)  # nobody is told that it has gone
+    cluster.link_down(lost)  # its connection does not break
     replacement = pods.start(again, 1)
     pods.wait(leader, "hvdrun: h1 cannot be used: it has been silent for")
     pods.wait(replacement, r"size 3 at step [1-9]\d* on h3")

@@ -14,7 +14,7 @@ import pytest
 
 import horovodlike
 from horovodlike._net.secure_channel import JobKey
-from horovodlike.launcher.agent.host_probe import installed_version
+from horovodlike.launcher.agent.host_probe import describe, encode_needs, installed_version
 from horovodlike.launcher.agent.protocol import FrameKind, encode_text
 from horovodlike.launcher.elastic.call_in import CallIn, call_in
 from horovodlike.launcher.elastic.called_hosts import CalledHosts
@@ -149,6 +149,10 @@ def test_a_host_that_leaves(called: CalledHosts, callers: Callers, tmp_path: Pat
 def test_a_name_that_is_taken(called: CalledHosts, callers: Callers, capfd: pytest.CaptureFixture[str]) -> None:
     def refused() -> None:
         callers.add("a", 1)
+        deadline = time.monotonic() + SLACK_S
+        while "a" not in called.find():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
         with pytest.raises(HostsError, match="two hosts claim to be a; give each a name of its own"):
             call_in(called.key.hex(), "a", HERE, called.port, 1)
         callers.add("b", 1)
@@ -213,6 +217,48 @@ def test_another_key(called: CalledHosts) -> None:
     refuse(called, lambda: bool(ended))
     caller.join()
     assert ended[0].endswith("hung up on this node: give all nodes the same key")
+
+
+def test_a_program_that_is_not_there(called: CalledHosts, callers: Callers) -> None:
+    caller = callers.add("a", 1, command=("/no/such/program",))
+    callers.add("b", 1)
+    assert len(horovodlike.run(gather, num_proc=1, host_discovery=called)) == 1
+    assert callers.join() == {"a": 1, "b": 0}
+    assert caller.reason == (
+        "hvdrun: node 0 says: this host cannot be used: there is no program /no/such/program, which the ranks are to "
+        "execute; install it there too"
+    )
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_a_host_that_makes_no_sense(
+    called: CalledHosts, callers: Callers, described: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[str] = []
+
+    def call() -> None:
+        connection = connect_node(called.key, 0, 0, HERE, called.port, time.monotonic() + SLACK_S)
+        join = {"version": installed_version(), "host": "h", "name": "nonsense", "num_proc": 1}
+        connection.send(FrameKind.JOIN, 0, encode_text(join))
+        connection.await_frame(time.monotonic() + SLACK_S, FrameKind.PLACE)
+        if described:
+            connection.send(FrameKind.DESCRIPTION, 0, encode_text(describe(encode_needs("/", "/bin/sh"))))
+            connection.send(FrameKind.STARTED, 77, b"1")
+        else:
+            connection.send(FrameKind.DESCRIPTION, 0, b"[]")
+        frame, *_ = connection.await_frame(time.monotonic() + SLACK_S, FrameKind.OUTCOME)
+        ends.append(frame.payload.decode())
+        connection.hang_up()
+        callers.add("b", 1)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    results = horovodlike.run(gather, num_proc=1, host_discovery=called)
+    caller.join()
+    assert len(results) == 1
+    why = "which it does not have" if described else "is not understood"
+    assert why in capfd.readouterr().err
+    assert why in ends[0]
 
 
 def test_a_job_that_is_not_there(called: CalledHosts) -> None:

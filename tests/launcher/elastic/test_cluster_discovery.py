@@ -57,8 +57,8 @@ def test_a_service_account_without_the_right(api: KubernetesApi, discovery: Kube
     with pytest.raises(DiscoveryError) as error:
         discovery.find()
     assert str(error.value) == (
-        'Kubernetes says: pods is forbidden: User "system:serviceaccount:ml:default" cannot list resource "pods" in API '
-        'group "" in the namespace "ml". The service account needs a Role in the namespace ml with the rule '
+        'Kubernetes says: pods is forbidden: User "system:serviceaccount:ml:default" cannot list resource "pods" in '
+        'API group "" in the namespace "ml". The service account needs a Role in the namespace ml with the rule '
         '{apiGroups: [""], resources: [pods], verbs: [list]}, and a RoleBinding to it'
     )
 

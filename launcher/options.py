@@ -550,7 +550,6 @@ def _elastic_spec(found: Mapping[str, Any], values: Config) -> ElasticSpec:
         min_np=found.get("min_np"),
         max_np=found.get("max_np"),
         discovery_script=found.get("host_discovery_script"),
-        discover=found.get("discover"),
         slots=found.get("slots"),
         reset_limit=found.get("reset_limit"),
         cooldown_range=found.get("cooldown_range"),
@@ -558,6 +557,7 @@ def _elastic_spec(found: Mapping[str, Any], values: Config) -> ElasticSpec:
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
         grace_period=values.grace_period,
+        discover=found.get("discover"),
     )
 
 

@@ -58,6 +58,8 @@ class DnsDiscovery(HostDiscovery):
             if error.errno in _ABSENT:
                 return {}
             raise DiscoveryError(f"{self._name} cannot be resolved: {error.strerror}") from None
+        except UnicodeError:
+            raise DiscoveryError(f"{self._name!r} cannot be the name of a service") from None
         return {str(address[0]): self._slots for *_, address in sorted(found, key=lambda each: str(each[4][0]))}
 
 

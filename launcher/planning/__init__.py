@@ -72,7 +72,6 @@ class ElasticSpec:
         min_np: The fewest workers, below which the job waits for more; None for as many as it starts with.
         max_np: The most workers; None for as many as there are slots.
         discovery_script: A program that prints the hosts, or None.
-        discover: Where else the hosts are found, as in ``--discover``, or None.
         slots: The number of slots of a host that is listed without a number.
         reset_limit: How often the set of workers may change; None for any number of times.
         cooldown_range: The first and the longest back-off of a host after failures, in seconds; None for the default.
@@ -80,12 +79,12 @@ class ElasticSpec:
         heartbeat_timeout: How long a worker may be stopped, or a host silent, before it counts as lost, in seconds.
         grace_period: How long workers may take to leave when the job must end, in seconds.
         discovery_timeout: How long the program that prints the hosts may take, in seconds.
+        discover: Where else the hosts are found, as in ``--discover``, or None.
     """
 
     min_np: int | None = None
     max_np: int | None = None
     discovery_script: str | None = None
-    discover: str | None = None
     slots: int | None = None
     reset_limit: int | None = None
     cooldown_range: tuple[float, float] | None = None
@@ -93,6 +92,7 @@ class ElasticSpec:
     heartbeat_timeout: float = 5.0
     grace_period: float = 5.0
     discovery_timeout: float = 30.0
+    discover: str | None = None
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ GOOD = {"version": node_job.installed_version(), "host": "b", "num_proc": 2}
 )
 def test_what_a_node_says_of_itself_is_checked(connect: Connect, payload: bytes, message: str) -> None:
     link, _ = connect(1)
-    node_job._read_join(link, Frame(FrameKind.JOIN, 0, encode_text(GOOD)))
+    node_job.read_join(link, Frame(FrameKind.JOIN, 0, encode_text(GOOD)))
     assert (link.host, link.num_proc) == ("b", 2)
     with pytest.raises(HostsError, match=message):
-        node_job._read_join(link, Frame(FrameKind.JOIN, 0, payload))
+        node_job.read_join(link, Frame(FrameKind.JOIN, 0, payload))

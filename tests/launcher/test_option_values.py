@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
     "--min-np": ((), "1", "3"),
     "--max-np": ((), "4", "1"),
     "--host-discovery-script": ((), "./script", "./file"),
+    "--discover": ((), "dns:localhost", "pods"),
     "--slots": (("--min-np", "1"), *N),
     "--reset-limit": (("--min-np", "1"), *N),
     "--blacklist-cooldown-range": (("--min-np", "1"), "1 2", "2 1"),

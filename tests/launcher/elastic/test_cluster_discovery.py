@@ -146,6 +146,11 @@ def test_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         discovery.find()
 
 
+def test_what_is_no_name() -> None:
+    with pytest.raises(DiscoveryError, match="cannot be the name of a service"):
+        DnsDiscovery("a" * 100).find()
+
+
 def test_only_nodes_that_are_discovered_take_part(nodes: Callable[..., Nodes], api: KubernetesApi) -> None:
     job = nodes()
     env = {"KUBECONFIG": str(job.folder / "config")}

@@ -68,6 +68,43 @@ def test_with_compat_they_are_without_effect_in_jobs_that_are_not_elastic() -> N
     assert spec("--compat", *words, "--min-np", 1).ignored == ()
 
 
+NODES = ("--rendezvous", "x:1", "-np", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--nnodes", "2:4", "--node-rank", 0), (4, 0, 2)),
+        (("--nnodes", "1:1", "--node-rank", 0), (1, 0, 1)),
+        (("--nnodes", "2:4", "--min-np", 3), (4, None, 2)),
+    ],
+)
+def test_nodes_that_come_and_go(words: tuple[object, ...], expected: tuple[int, int | None, int]) -> None:
+    job = parse([*map(str, (*words, *NODES)), "train.py"], {"HOROVODLIKE_SECRET_KEY": "ab" * 32})
+    assert job.nodes is not None
+    assert (job.nodes.count, job.nodes.number, job.nodes.least) == expected
+    assert job.elastic is not None
+    assert job.elastic.min_np == (3 if "--min-np" in words else None)
+    assert job.num_proc == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nnodes", "3:2"), "--nnodes 3:2: the first number, with which the job begins, must not be the greater one"),
+        (("--nnodes", "0:2"), "--nnodes 0:2: there must be at least one node"),
+        (("--nnodes", ":2"), "--nnodes :2 cannot be used: write a number, or MIN:MAX for an elastic job"),
+        (("--nnodes", "1:70000"), "a job can have 65536 nodes at most"),
+        (("--nnodes", "1:2", "--node-rank", 2), "--node-rank 2: of 2 nodes, the first one is 0 and the last one 1"),
+        (("--nnodes", "1:2", "-H", "a:1"), "--nnodes and -H contradict each other"),
+        (("--nnodes", "1:2", "--mpi"), "--mpi cannot be used for an elastic job"),
+    ],
+)
+def test_nodes_that_cannot_be_used(words: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse([*map(str, (*words, *NODES)), "train.py"], {"HOROVODLIKE_SECRET_KEY": "ab" * 32})
+
+
 def test_the_policy() -> None:
     assert policy("-np", 3, "--max-np", 5) == Policy(3, 3, 5)
     assert policy("--min-np", 2) == Policy(2, 2)
@@ -91,7 +128,10 @@ def test_the_policy() -> None:
         (("-np", 2, "--slots-per-host", 1), "--slots-per-host is for elastic jobs"),
         (("-np", 2, "--min-num-proc", 0), "--min-num-proc 0 cannot be used"),
         (("-np", 2, "--min-np", 1, "--mpi"), "--mpi cannot be used for an elastic job"),
-        (("-np", 2, "--min-np", 1, "--nnodes", 2, "--node-rank", 0, "--rendezvous", "x:1"), "--nnodes cannot be used"),
+        (
+            ("-np", 2, "--min-np", 1, "--nnodes", 2, "--node-rank", 0, "--rendezvous", "x:1"),
+            "--nnodes 2 cannot be used for an",
+        ),
         (("--host-discovery-script", "x"), "how many ranks"),
         (("-np", 1, "--host-discovery-script", "x", "-H", "a:1"), "the hosts are given in two ways"),
         (("-np", 1, "--min-np", 1, "--elastic-timeout", 0), "--elastic-timeout='0' cannot be used"),

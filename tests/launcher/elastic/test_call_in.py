@@ -204,6 +204,34 @@ def test_a_caller_that_is_refused(called: CalledHosts, join: dict[str, Any], mes
     assert said == [f"127.0.0.1 is refused: {answers[0]}"]
 
 
+def test_more_hosts_than_there_may_be() -> None:
+    called = CalledHosts([HERE], nodes=2, own={"here": 1})
+    answers: dict[str, FrameKind] = {}
+
+    def call(name: str) -> None:
+        connection = connect_node(called.key, 0, 0, HERE, called.port, time.monotonic() + SLACK_S)
+        join = {"version": installed_version(), "host": "h", "name": name, "num_proc": 3}
+        connection.send(FrameKind.JOIN, 0, encode_text(join))
+        frame, *_ = connection.await_frame(time.monotonic() + SLACK_S, FrameKind.PLACE, FrameKind.OUTCOME)
+        answers[name] = frame.kind
+        if name == "b":
+            assert frame.payload == b"--nnodes ends with 2, and so many nodes are there"
+        connection.hang_up()
+
+    for name, expected in (("a", ["a"]), ("b", [])):
+        caller = threading.Thread(target=call, args=(name,))
+        caller.start()
+        found = []
+        while name not in answers:
+            found += [each.name for each in called.attend()]
+            time.sleep(0.005)
+        caller.join()
+        assert found == expected
+    assert answers == {"a": FrameKind.PLACE, "b": FrameKind.OUTCOME}
+    assert called.find() == {"here": 1, "a": 3}
+    called.close()
+
+
 def test_another_key(called: CalledHosts) -> None:
     ended: list[str] = []
 

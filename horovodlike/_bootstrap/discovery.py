@@ -83,9 +83,10 @@ def join_rendezvous(
         pass
     elif environ.get(RENDEZVOUS_PORT):
         given = _GivenAddress(environ, key, place)
-        # With --mpi, hvdrun has mpirun start the ranks, but still runs the server itself.
-        if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
-            yield JoinedRendezvous(_connect(given.read(), place, config, attempts=3, owner="hvdrun"))
+        # With --mpi, hvdrun has mpirun start the ranks, but still runs the server itself; so do other libraries.
+        owner = environ.get(RENDEZVOUS_OWNER) or ("hvdrun" if place.launcher == "hvdrun" else "")
+        if owner:
+            yield JoinedRendezvous(_connect(given.read(), place, config, attempts=3, owner=owner))
             return
         discovery = given
     elif place.local_size == place.size:

@@ -1,0 +1,57 @@
+"""Jobs on a Ray cluster: ``RayExecutor``, as in ``horovod.ray``, and ``HorovodlikeConfig`` for Ray Train.
+
+The modules have the names of Horovod's where scripts import them:
+
+* :mod:`horovodlike.ray.runner`: ``RayExecutor``, for drivers in the cluster and for those connected by Ray Client;
+* :mod:`horovodlike.ray.adapter`: a static job: its placement, its start, its calls, its failures;
+* :mod:`horovodlike.ray.strategy`: placement groups;
+* :mod:`horovodlike.ray.worker`: the actor that is a rank;
+* :mod:`horovodlike.ray.rendezvous`: the variables by which workers find each other, for both;
+* :mod:`horovodlike.ray.ray_logger`: values that rank 0 sends to the driver's callbacks;
+* :mod:`horovodlike.ray.train`: the backend of Ray Train.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+OLDEST_RAY = (2, 51)
+"""The oldest release of Ray that can be used: the first in which Ray Train V2 is the default."""
+
+try:
+    import ray as _ray
+except ImportError as error:
+    raise ImportError("horovodlike.ray needs Ray: pip install 'horovodlike[ray]'") from error
+
+
+def check_version(version: str) -> None:
+    """Raise ImportError if a release of Ray is too old."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST_RAY:
+        oldest = ".".join(map(str, OLDEST_RAY))
+        raise ImportError(
+            f"horovodlike.ray needs Ray {oldest} or later, but {version} is installed: pip install 'horovodlike[ray]'"
+        )
+
+
+check_version(_ray.__version__)
+
+from horovodlike.ray.ray_logger import log  # noqa: E402
+from horovodlike.ray.runner import RayExecutor  # noqa: E402
+from horovodlike.ray.worker import BaseHorovodWorker  # noqa: E402
+
+if TYPE_CHECKING:
+    from horovodlike.ray.train import HorovodlikeConfig as HorovodlikeConfig
+
+__all__ = ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HorovodlikeConfig":  # Ray Train takes a second to import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from horovodlike.ray.train import HorovodlikeConfig
+
+    return HorovodlikeConfig
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

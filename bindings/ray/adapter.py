@@ -1,0 +1,343 @@
+"""A job of a fixed number of workers: its start, its calls, and how they fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovodlike.errors import HorovodInternalError, RendezvousError
+from horovodlike.launcher.errors import RankFailedError, counted, listed
+from horovodlike.ray.ray_logger import LogQueue
+from horovodlike.ray.rendezvous import WorkerJob
+from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
+from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
+
+__all__ = ["StartOptions", "StaticAdapter"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_POLL_SECONDS = 0.1
+_SECONDS_BEFORE_LEAVING = 1.0
+"""How long the ranks have to fail alike, before one that has failed leaves the job of those that have not."""
+_SECONDS_TO_FOLLOW = 10.0
+"""How long the other ranks have to end after one has failed."""
+_SECONDS_TO_EXPLAIN = 30.0
+"""How long, if all that is known is that ranks have lost another one: Ray may need this to notice that a node died."""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """The time limits and environment of a job.
+
+    Attributes:
+        start_timeout: How long ``init()`` waits for all ranks, in seconds.
+        placement_timeout: How long :meth:`StaticAdapter.start` waits for resources and workers, in seconds.
+        network_interface: The network between the ranks, or None.
+        share_gpus: Whether each worker sees all GPUs that the job has on its node.
+    """
+
+    start_timeout: float
+    placement_timeout: float
+    network_interface: str | None = None
+    share_gpus: bool = True
+
+
+@dataclass(frozen=True)
+class _Worker:
+    handle: ActorHandle[BaseHorovodWorker]
+    facts: WorkerFacts
+
+    def __str__(self) -> str:
+        return f"process {self.facts.pid} on node {self.facts.node} ({self.facts.address})"
+
+
+class StaticAdapter:
+    """A job that consists of the same workers from :meth:`start` to :meth:`shutdown`; both may be called again.
+
+    One thread at a time may use it. It lives in the process of the driver, or in an actor of its own if the driver is
+    connected through Ray Client.
+    """
+
+    def __init__(self, demand: Demand, options: StartOptions) -> None:
+        """Keep the arguments; nothing is started."""
+        self._demand = demand
+        self._options = options
+        self._workers: list[_Worker] = []
+        self._reservation: Reservation | None = None
+        self._job: WorkerJob | None = None
+        self._trouble = ""  # why no more calls can be made
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None,
+        executable_args: Sequence[Any] | None,
+        executable_kwargs: Mapping[str, Any] | None,
+        extra_env_vars: Mapping[str, Any] | None,
+    ) -> None:
+        """Reserve resources, start the workers, and tell each its rank. If that fails, nothing is left."""
+        if self._reservation is not None:
+            raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
+        deadline = time.monotonic() + self._options.placement_timeout
+        try:
+            self._reservation = reserve(self._demand, deadline)
+            self._workers = _start_workers(self._demand, self._reservation, deadline)
+            self._job = WorkerJob.open(
+                [worker.facts.node for worker in self._workers],
+                "RayExecutor",
+                self._options.start_timeout,
+                self._options.network_interface,
+            )
+            gpus = visible_gpus([worker.facts for worker in self._workers], self._options.share_gpus)
+            extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+            settings = zip(self._workers, self._job.variables, gpus, strict=True)
+            self._collect(
+                [
+                    worker.handle.set_up.remote(rank, {**variables, **({_VISIBLE: seen} if seen else {}), **extra})
+                    for rank, (worker, variables, seen) in enumerate(settings)
+                ]
+            )
+            if executable_cls is not None:
+                task = executable_cls, executable_args, executable_kwargs
+                self._collect([worker.handle.start_executable.remote(*task) for worker in self._workers])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run_remote(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Begin a call of a function on each worker. Returns a reference to each result, by rank."""
+        self._check()
+        task = ray.put((fn, tuple(args), dict(kwargs)))
+        return [worker.handle.call.remote(task) for worker in self._workers]
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        queue: LogQueue | None = None,
+        poll: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """Call a function on each worker. Returns the results by rank.
+
+        Args:
+            fn: The function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            queue: Where rank 0 logs.
+            poll: A function to call again and again meanwhile, and once at the end.
+        """
+        return self._with_queue(queue, poll, lambda: self.run_remote(fn, args, kwargs))
+
+    def execute(
+        self, fn: Callable[[Any], Any], queue: LogQueue | None = None, poll: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Call a function with the executable of each worker; otherwise as :meth:`run`."""
+
+        def begin() -> list[Any]:
+            task = ray.put(fn)
+            return [worker.handle.execute.remote(task) for worker in self._workers]
+
+        return self._with_queue(queue, poll, begin)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with the executable of rank 0. Returns its result."""
+        self._check()
+        return self._collect([self._workers[0].handle.execute.remote(fn)])[0]
+
+    def shutdown(self) -> None:
+        """End the workers, release their resources and close the server. May be called again."""
+        for worker in self._workers:
+            ray.kill(worker.handle)
+        if self._reservation is not None:
+            self._reservation.release()
+        if self._job is not None:
+            self._job.close()
+        self._workers, self._reservation, self._job, self._trouble = [], None, None, ""
+
+    def _check(self) -> None:
+        if self._trouble:
+            raise RuntimeError(f"{self._trouble}; call shutdown(), and then start() for new workers")
+        if not self._workers:
+            raise RuntimeError("there are no workers: call start() first")
+
+    def _with_queue(
+        self, queue: LogQueue | None, poll: Callable[[], None] | None, begin: Callable[[], list[Any]]
+    ) -> list[Any]:
+        self._check()
+        chief = self._workers[0].handle
+        if queue is not None:
+            self._collect([chief.set_queue.remote(queue)])
+        try:
+            return self._collect(begin(), poll)
+        finally:
+            if poll is not None:
+                poll()
+            if queue is not None:
+                chief.set_queue.remote(None)
+
+    def _collect(self, calls: Sequence[Any], poll: Callable[[], None] | None = None) -> list[Any]:
+        """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""
+        pending = {call: rank for rank, call in enumerate(calls)}
+        results: list[Any] = [None] * len(calls)
+        failures = _Failures()
+        while pending and not failures.is_over():
+            patience = _POLL_SECONDS if poll is not None or failures else None
+            ended, _ = ray.wait(list(pending), timeout=patience)
+            for call in ended:
+                rank = pending.pop(call)
+                try:
+                    results[rank] = ray.get(call)
+                except Exception as error:
+                    failures.add(rank, error)
+                    if isinstance(error, RayActorError):
+                        self._lost(rank, error)
+            if poll is not None:
+                poll()
+            if pending and failures.may_leave():
+                for rank, error in failures.errors.items():
+                    if not isinstance(error, RayActorError):
+                        self._workers[rank].handle.leave.remote(_described(error))
+        if failures:
+            self._raise(failures, sorted(pending.values()))
+        return results
+
+    def _lost(self, rank: int, error: RayActorError) -> None:
+        reason = f"rank {rank} is lost: {_first_line(error)}"
+        self._trouble = self._trouble or reason
+        if self._job is not None:
+            self._job.server.exited(rank, reason)
+
+    def _raise(self, failures: _Failures, silent: Sequence[int]) -> None:
+        rank, error = failures.cause()
+        if isinstance(error, RayActorError):
+            raise RankFailedError(f"rank {rank} is lost, {self._workers[rank]}: {error}", rank, -1) from error
+        if silent and _is_consequence(error):
+            where = "; ".join(f"rank {each}: {self._workers[each]}" for each in silent)
+            self._trouble = f"{listed('rank', silent)} did not answer when others had failed"
+            raise RankFailedError(
+                f"{listed('rank', silent)} of {len(self._workers)} did not answer for {_SECONDS_TO_EXPLAIN:g} s after "
+                f"rank {rank} had failed with {_first_line(error)} ({where})",
+                silent[0],
+                -1,
+            ) from error
+        raise error
+
+
+@dataclass
+class _Failures:
+    """The errors of a call's ranks, in the order in which they came."""
+
+    errors: dict[int, Exception] = field(default_factory=dict)
+    _first: float = 0.0
+    _has_left: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.errors)
+
+    def add(self, rank: int, error: Exception) -> None:
+        """Add the error of a rank."""
+        self._first = self._first or time.monotonic()
+        self.errors[rank] = error
+
+    def cause(self) -> tuple[int, Exception]:
+        """Return the rank that has failed first, and its error: a lost worker before errors of functions."""
+
+        def weight(item: tuple[int, Exception]) -> int:
+            return 0 if isinstance(item[1], RayActorError) else 1 + _is_consequence(item[1])
+
+        return min(self.errors.items(), key=weight)  # of equal ones, the first
+
+    def is_over(self) -> bool:
+        """Return whether the other ranks have had their time to end."""
+        if not self.errors:
+            return False
+        limit = _SECONDS_TO_EXPLAIN if _is_consequence(self.cause()[1]) else _SECONDS_TO_FOLLOW
+        return time.monotonic() - self._first > limit
+
+    def may_leave(self) -> bool:
+        """Return True once: when it is time for the ranks that have failed to leave the job."""
+        if not self.errors or self._has_left or time.monotonic() - self._first < _SECONDS_BEFORE_LEAVING:
+            return False
+        self._has_left = True
+        return True
+
+
+def _is_consequence(error: Exception) -> bool:
+    """Return whether an error usually follows from the failure of another rank."""
+    return isinstance(getattr(error, "cause", error), HorovodInternalError | RendezvousError)
+
+
+def _described(error: Exception) -> Exception:
+    """Return the error of a function as it was raised, without Ray's traceback around it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(_described(error)).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def visible_gpus(workers: Sequence[WorkerFacts], share: bool) -> list[str]:
+    """Return the GPUs that each worker sees, as a value of ``CUDA_VISIBLE_DEVICES``; empty if it has none. Pure.
+
+    Args:
+        workers: The workers by rank.
+        share: Whether a worker sees those of all workers of its node, in the order of their local ranks, so that the
+            one with its local rank is its own if each worker has one. Else it sees its own only.
+    """
+    seen: dict[str, dict[str, None]] = {}
+    for worker in workers:
+        seen.setdefault(worker.node, {}).update(dict.fromkeys(worker.gpus))
+    return [",".join(seen[worker.node] if share and worker.gpus else worker.gpus) for worker in workers]
+
+
+def _start_workers(demand: Demand, reservation: Reservation, deadline: float) -> list[_Worker]:
+    """Start the workers, and wait until all run. Returns them by rank; those of a node are neighbours.
+
+    Raises:
+        RankFailedError: A worker died before it ran.
+        TimeoutError: Some did not run in time.
+    """
+    resources = {"num_cpus": demand.per_worker.get("CPU", 0), "num_gpus": demand.per_worker.get("GPU", 0)}
+    actor = ray.remote(**resources)(BaseHorovodWorker)
+    handles = [
+        actor.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(reservation.group, bundle),
+        ).remote(number if reservation.is_own else None, demand.workers)
+        for number, bundle in enumerate(reservation.bundles)
+    ]
+    try:
+        facts = _facts_of(handles, demand, deadline)
+    except BaseException:
+        for handle in handles:
+            ray.kill(handle)
+        raise
+    return [_Worker(handles[position], facts[position]) for position in order_by_node([each.node for each in facts])]
+
+
+def _facts_of(handles: Sequence[Any], demand: Demand, deadline: float) -> list[WorkerFacts]:
+    pending = {handle.facts.remote(): number for number, handle in enumerate(handles)}
+    facts: dict[int, WorkerFacts] = {}
+    while pending:
+        ended, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ended:
+            raise TimeoutError(
+                f"{counted(len(pending), 'worker')} of {len(handles)} did not start in time; asked for: {demand}; "
+                f"{offered()}. See Ray's logs for why, whether a node was lost, and raise placement_group_timeout_s in "
+                "RayExecutor.create_settings() if they only need longer"
+            )
+        for call in ended:
+            number = pending.pop(call)
+            try:
+                facts[number] = ray.get(call)
+            except RayActorError as error:
+                raise RankFailedError(
+                    f"worker {number} of {len(handles)} died when it started: {error}", number, -1
+                ) from error
+    return [facts[number] for number in range(len(handles))]

@@ -1,0 +1,292 @@
+"""``RayExecutor``: functions on workers of a Ray cluster that form a job, with Horovod's signatures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.queue import Empty, Queue
+
+from horovodlike.ray.adapter import StartOptions, StaticAdapter
+from horovodlike.ray.strategy import Demand
+
+__all__ = ["MiniSettings", "RayExecutor"]
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class MiniSettings:
+    """The settings of a job, as :meth:`RayExecutor.create_settings` makes them.
+
+    Attributes:
+        nics: The network between the ranks: names of interfaces; None for the one by which they reach the driver.
+        verbose: Has no effect.
+        timeout_s: How long ``init()`` waits for all ranks, in seconds.
+        placement_group_timeout_s: How long ``start()`` waits for resources and workers, in seconds.
+        ssh_identity_file: Has no effect, as Ray starts the workers.
+    """
+
+    nics: str | Iterable[str] | None = None
+    verbose: int = 1
+    timeout_s: float = 300
+    placement_group_timeout_s: float = 100
+    ssh_identity_file: str | None = None
+
+
+class RayExecutor:
+    """A job whose ranks are actors of a Ray cluster.
+
+    Either ``num_workers`` is given: as few nodes as possible are used; or ``num_hosts``: as many nodes get
+    ``num_workers_per_host`` workers each. Ranks of one node are neighbours. One thread at a time may use an executor.
+
+    Args:
+        settings: The result of :meth:`create_settings`.
+        num_workers: The number of workers.
+        num_hosts: The number of nodes, instead of ``num_workers``.
+        num_workers_per_host: The number of workers on each of these nodes.
+        cpus_per_worker: Ray's CPUs for each worker.
+        use_gpu: Whether workers get GPUs.
+        gpus_per_worker: GPUs for each worker; None for one. Needs ``use_gpu``.
+        use_current_placement_group: With ``num_workers``, in a task or actor that runs in a placement group: whether
+            the workers run in that group, too. Otherwise a group is made, and removed by :meth:`shutdown`.
+        share_gpus: Whether a worker sees all GPUs that the job has on its node, in the order of local ranks, as scripts
+            expect that call ``torch.cuda.set_device(hvd.local_rank())``. False: it sees its own only, so device 0.
+
+    Raises:
+        ValueError: The arguments contradict each other.
+    """
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: str | Iterable[str] | None = None,
+        verbose: int = 1,
+    ) -> MiniSettings:
+        """Return settings for the constructor.
+
+        Args:
+            timeout_s: How long ``init()`` waits for all ranks, in seconds.
+            ssh_identity_file: Has no effect: Ray starts the workers.
+            ssh_str: Has no effect.
+            placement_group_timeout_s: How long :meth:`start` waits for resources and workers, in seconds.
+            nics: The network between the ranks: names of interfaces, or networks such as ``10.0.0.0/8``.
+            verbose: Has no effect.
+        """
+        for name, value in (("ssh_identity_file", ssh_identity_file), ("ssh_str", ssh_str)):
+            if value is not None:
+                warnings.warn(f"create_settings(): {name} has no effect", DeprecationWarning, stacklevel=2)
+        return MiniSettings(nics, verbose, timeout_s, placement_group_timeout_s, ssh_identity_file)
+
+    def __init__(
+        self,
+        settings: Any,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        use_current_placement_group: bool = True,
+        *,
+        share_gpus: bool = True,
+    ) -> None:
+        """Check the arguments; nothing is started."""
+        if gpus_per_worker and not use_gpu:
+            raise ValueError(
+                "gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set."
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise ValueError("Either num_workers or num_hosts must be given, and not both.")
+        per_worker = {"CPU": _at_least(0, "cpus_per_worker", cpus_per_worker)}
+        if use_gpu:
+            per_worker["GPU"] = _at_least(1, "gpus_per_worker", 1 if gpus_per_worker is None else gpus_per_worker)
+        if not any(per_worker.values()):
+            raise ValueError("cpus_per_worker must be >= 1 where workers have no GPU: Got 0.")
+        workers = _at_least(1, "num_workers", num_workers) if num_workers is not None else 0
+        if num_hosts is not None:
+            hosts = _at_least(1, "num_hosts", num_hosts)
+            workers = hosts * _at_least(1, "num_workers_per_host", num_workers_per_host)
+        nics = settings.nics
+        self._demand = Demand(workers, per_worker, num_hosts, use_current_placement_group)
+        self._options = StartOptions(
+            start_timeout=settings.timeout_s,
+            placement_timeout=settings.placement_group_timeout_s,
+            network_interface=nics if nics is None or isinstance(nics, str) else ",".join(nics),
+            share_gpus=share_gpus,
+        )
+        self._adapter: _Local | _Remote | None = None
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the workers. May be called again after :meth:`shutdown`.
+
+        Args:
+            executable_cls: A class, of which each worker makes an object for :meth:`execute`.
+            executable_args: The positional arguments of the class.
+            executable_kwargs: The keyword arguments of the class.
+            extra_env_vars: Environment variables of the workers; they replace those that this class sets.
+
+        Raises:
+            TimeoutError: The resources were not to be had, or the workers did not start, within
+                ``placement_group_timeout_s``. Nothing is left of the job.
+            RankFailedError: A worker died when it started. Nothing is left of the job.
+            RuntimeError: The workers have been started already.
+        """
+        if self._adapter is not None:
+            raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
+        is_client = ray.util.client.ray.is_connected()  # then this process is not in the cluster, and has no server
+        adapter: _Local | _Remote = (_Remote if is_client else _Local)(self._demand, self._options)
+        try:
+            adapter.call("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
+        except BaseException:
+            adapter.close()
+            raise
+        self._adapter = adapter
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[[Any], Any]] | None = None,
+    ) -> list[Any]:
+        """Call a function on each worker, and wait for the results.
+
+        If the function raises on some ranks, the others have ten seconds to end. Then they are left alone: they take
+        the next call when they have ended, or :meth:`shutdown` ends them.
+
+        Args:
+            fn: The function. It calls ``init()`` if it wants to communicate; each call of :meth:`run` may do so.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            callbacks: Functions of this process that get each value that rank 0 gives to :func:`horovodlike.ray.log`.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            RankFailedError: A worker died. The message names its rank, its node and Ray's reason. The executor can be
+                shut down and started again.
+            ray.exceptions.RayTaskError: The function raised an error, of which this is a subclass, too; or its result
+                cannot be pickled. Of the errors of several ranks, the one that is no consequence of others.
+            RuntimeError: There are no workers.
+        """
+        return self._with_callbacks("run", (fn, tuple(args or ()), dict(kwargs or {})), callbacks)
+
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Begin a call of a function on each worker, and return at once.
+
+        Nothing watches these calls: if a worker fails, ``ray.get`` raises Ray's error.
+
+        Returns:
+            The references for ``ray.get``, by rank.
+        """
+        references: list[Any] = self._started().call("run_remote", fn, tuple(args or ()), dict(kwargs or {}))
+        return references
+
+    def execute(
+        self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None
+    ) -> list[Any]:
+        """Call a function with each worker's object of ``executable_cls``, or None; otherwise as :meth:`run`."""
+        return self._with_callbacks("execute", (fn,), callbacks)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with the object of rank 0, or None, and return its result; otherwise as :meth:`run`."""
+        return self._started().call("execute_single", fn)
+
+    def shutdown(self) -> None:
+        """End the workers and release their resources. May be called again, and at any time."""
+        if self._adapter is not None:
+            self._adapter.close()
+            self._adapter = None
+
+    def _started(self) -> _Local | _Remote:
+        if self._adapter is None:
+            raise RuntimeError("there are no workers: call start() first")
+        return self._adapter
+
+    def _with_callbacks(
+        self, method: str, arguments: tuple[Any, ...], callbacks: Sequence[Callable[[Any], Any]] | None
+    ) -> list[Any]:
+        adapter = self._started()
+        if not callbacks:
+            results: list[Any] = adapter.call(method, *arguments)
+            return results
+        queue = Queue(actor_options={"num_cpus": 0})
+
+        def poll() -> None:
+            while True:
+                try:
+                    value = queue.get_nowait()
+                except Empty:
+                    return
+                for callback in callbacks:
+                    callback(value)
+
+        try:
+            results = adapter.call_and_poll(method, (*arguments, queue), poll)
+            return results
+        finally:
+            queue.shutdown(force=True)
+
+
+def _at_least(least: int, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be >= {least}: Got {value!r}.")
+    return value
+
+
+class _Local:
+    """An adapter in this process, which is in the cluster."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._adapter = StaticAdapter(*arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._adapter, method)(*arguments)
+
+    def call_and_poll(self, method: str, arguments: tuple[Any, ...], poll: Callable[[], None]) -> Any:
+        return getattr(self._adapter, method)(*arguments, poll)
+
+    def close(self) -> None:
+        self._adapter.shutdown()
+
+
+class _Remote:
+    """An adapter in an actor of the cluster, for a process that is connected through Ray Client."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._actor = ray.remote(num_cpus=0)(StaticAdapter).remote(*arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(self._actor, method).remote(*arguments))
+
+    def call_and_poll(self, method: str, arguments: tuple[Any, ...], poll: Callable[[], None]) -> Any:
+        result = getattr(self._actor, method).remote(*arguments)
+        try:
+            while not ray.wait([result], timeout=_POLL_SECONDS)[0]:
+                poll()
+            return ray.get(result)
+        finally:
+            poll()
+
+    def close(self) -> None:
+        ray.kill(self._actor)  # its workers and its placement group end with it

@@ -1,0 +1,130 @@
+"""Where workers run: the placement group of a job, and the order of its bundles."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+__all__ = ["Demand", "Reservation", "order_by_node", "reserve"]
+
+_logger = logging.getLogger(__name__)
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The resources that a job asks Ray for.
+
+    Attributes:
+        workers: The number of workers.
+        per_worker: The resources of one worker.
+        hosts: The number of nodes, each with the same number of workers; None: any nodes, as few as possible.
+        use_current: Whether to use the placement group of the calling task or actor, if it has one.
+    """
+
+    workers: int
+    per_worker: Resources
+    hosts: int | None = None
+    use_current: bool = True
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The bundles to reserve: one for each node, or one for each worker."""
+        share = self.workers // self.hosts if self.hosts else 1
+        return [{name: number * share for name, number in self.per_worker.items()}] * (self.hosts or self.workers)
+
+    @property
+    def strategy(self) -> str:
+        """Ray's name for how the bundles are placed."""
+        return "STRICT_SPREAD" if self.hosts else "PACK"
+
+    def __str__(self) -> str:
+        number, bundle = len(self.bundles), self.bundles[0]
+        where = "each on a node of its own" if self.hosts else "on as few nodes as possible"
+        return f"{number} x {_shown(bundle)}, {where} ({self.strategy})"
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The placement group in which a job's workers run.
+
+    Attributes:
+        group: The placement group.
+        bundles: For each worker the index of its bundle; -1: any bundle that has room.
+        is_own: Whether the group was made for this job, and ends with it.
+    """
+
+    group: PlacementGroup
+    bundles: Sequence[int]
+    is_own: bool
+
+    def release(self) -> None:
+        """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
+        if self.is_own:
+            remove_placement_group(self.group)
+
+
+def reserve(demand: Demand, deadline: float) -> Reservation:
+    """Wait until the resources are reserved.
+
+    Args:
+        demand: The resources.
+        deadline: The time on the monotonic clock until which to wait.
+
+    Raises:
+        TimeoutError: They were not to be had; the message has what was asked for, and what there is.
+    """
+    current = get_current_placement_group() if demand.use_current and demand.hosts is None else None
+    if current is not None:
+        return Reservation(current, [-1] * demand.workers, is_own=False)
+    group = placement_group(demand.bundles, strategy=demand.strategy)
+    try:
+        waits = False
+        while not group.wait(1):  # in whole seconds; an interrupt has its effect in between
+            if not waits:
+                _logger.warning("waiting for resources: %s asked for, %s", demand, offered())
+                waits = True
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
+                    f"autoscaling cluster. Asked for: {demand}; {offered()}. RayExecutor.create_settings("
+                    "placement_group_timeout_s=...) makes start() wait longer"
+                )
+        nodes = placement_group_table(group).get("bundles_to_node_id", {})
+        order = order_by_node([nodes.get(index, "") for index in range(len(demand.bundles))])
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    share = demand.workers // len(order)
+    return Reservation(group, [index for index in order for _ in range(share)], is_own=True)
+
+
+def order_by_node(nodes: Sequence[str]) -> list[int]:
+    """Return the positions such that those with the same node are neighbours; nodes keep the order of their first."""
+    first = {node: position for position, node in reversed(list(enumerate(nodes)))}
+    return sorted(range(len(nodes)), key=lambda position: (first[nodes[position]], position))
+
+
+def offered() -> str:
+    """Describe the resources of the cluster, for messages."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = Counter(_shown(each) for each in alive)
+    listed = ", ".join(f"{number} x {each}" for each, number in sorted(nodes.items()))
+    return f"the cluster has {len(alive)} nodes ({listed}), of which {_shown(ray.available_resources())} is free"
+
+
+def _shown(resources: Resources) -> str:
+    numbers = {name: resources.get(name, 0) for name in ("CPU", "GPU")}
+    return "{" + ", ".join(f"{name}: {number:g}" for name, number in numbers.items() if number or name == "CPU") + "}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovodlike.errors import HorovodInternalError, RendezvousError
+from horovodlike.errors import HorovodInternalError, JobBrokenError, RendezvousError, ShutDownError
 from horovodlike.launcher.errors import RankFailedError, counted, listed
 from horovodlike.ray.ray_logger import LogQueue
 from horovodlike.ray.rendezvous import WorkerJob
@@ -200,12 +200,16 @@ class StaticAdapter:
             if poll is not None:
                 poll()
             if pending and failures.may_leave():
-                for rank, error in failures.errors.items():
-                    if not isinstance(error, RayActorError):
-                        self._workers[rank].handle.leave.remote(_described(error))
+                self._leave(failures.errors, failures.cause()[1])
         if failures:
+            if failures.end_the_job():  # those that have not failed would communicate with those that have
+                self._leave(range(len(calls)), failures.cause()[1])
             self._raise(failures, sorted(pending.values()))
         return results
+
+    def _leave(self, ranks: Iterable[int], error: Exception) -> None:
+        for rank in ranks:
+            self._workers[rank].handle.leave.remote(_described(error))  # does nothing if the worker is lost
 
     def _lost(self, rank: int, error: RayActorError) -> None:
         reason = f"rank {rank} is lost: {_first_line(error)}"
@@ -267,10 +271,15 @@ class _Failures:
         self._has_left = True
         return True
 
+    def end_the_job(self) -> bool:
+        """Return whether the engines cannot be used any more: ranks have left, or say that the job is broken."""
+        broken = (JobBrokenError, ShutDownError)
+        return self._has_left or any(isinstance(_described(error), broken) for error in self.errors.values())
+
 
 def _is_consequence(error: Exception) -> bool:
     """Return whether an error usually follows from the failure of another rank."""
-    return isinstance(getattr(error, "cause", error), HorovodInternalError | RendezvousError)
+    return isinstance(_described(error), HorovodInternalError | RendezvousError)
 
 
 def _described(error: Exception) -> Exception:

@@ -21,7 +21,10 @@ __all__ = ["HorovodlikeConfig"]
 
 @dataclass
 class HorovodlikeConfig(BackendConfig):  # type: ignore[misc]
-    """The ``backend_config`` of a trainer of Ray Train whose training function calls ``hvd.init()``.
+    """The backend of a trainer of Ray Train whose training function calls ``hvd.init()``.
+
+    It is the argument ``torch_config`` of a ``TorchTrainer``, ``tensorflow_config`` of a ``TensorflowTrainer``, or
+    ``backend_config`` of a ``DataParallelTrainer``.
 
     Each worker is a rank, with Ray Train's world rank and local rank. A worker sees all GPUs that the run has on its
     node, so ``torch.cuda.set_device(hvd.local_rank())`` chooses one; ``ray.train.torch.get_device()`` works, too.
@@ -34,6 +37,11 @@ class HorovodlikeConfig(BackendConfig):  # type: ignore[misc]
 
     timeout_s: float | None = None
     nics: str | None = None
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend: a ``TorchTrainer`` asks whether one has been chosen."""
+        return "hvd"
 
     @property
     def backend_cls(self) -> type[Backend]:

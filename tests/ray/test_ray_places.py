@@ -1,0 +1,97 @@
+"""What needs no cluster: ranks and GPUs of workers, what is asked of Ray, wrong arguments, old versions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import horovodlike.ray
+from horovodlike.ray import RayExecutor
+from horovodlike.ray.adapter import visible_gpus
+from horovodlike.ray.rendezvous import places_of
+from horovodlike.ray.strategy import Demand, order_by_node
+from horovodlike.ray.worker import WorkerFacts
+
+
+def test_ranks_are_counted_on_each_node():
+    places = places_of(["a", "a", "b", "c", "c"])
+    assert [(each.local_rank, each.local_size) for each in places] == [(0, 2), (1, 2), (0, 1), (0, 2), (1, 2)]
+    assert [(each.cross_rank, each.cross_size) for each in places] == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
+    assert [each.rank for each in places] == [0, 1, 2, 3, 4] and {each.size for each in places} == {5}
+
+
+def test_workers_of_a_node_become_neighbours():
+    assert order_by_node(["b", "a", "b", "c", "a"]) == [0, 2, 1, 4, 3]
+    assert order_by_node([]) == []
+
+
+def _worker(node, *gpus):
+    return WorkerFacts(node, "10.0.0.1", 1, gpus)
+
+
+def test_a_worker_sees_the_gpus_of_the_job_on_its_node():
+    workers = [_worker("a", "3"), _worker("a", "1"), _worker("b", "GPU-x"), _worker("c")]
+    assert visible_gpus(workers, share=True) == ["3,1", "3,1", "GPU-x", ""]
+    assert visible_gpus(workers, share=False) == ["3", "1", "GPU-x", ""]
+
+
+def test_bundles():
+    each = {"CPU": 2, "GPU": 1}
+    assert Demand(3, each).bundles == [each] * 3 and Demand(3, each).strategy == "PACK"
+    spread = Demand(6, each, hosts=2)
+    assert spread.bundles == [{"CPU": 6, "GPU": 3}] * 2 and spread.strategy == "STRICT_SPREAD"
+    assert str(spread) == "2 x {CPU: 6, GPU: 3}, each on a node of its own (STRICT_SPREAD)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Either num_workers or num_hosts"),
+        ({"num_workers": 2, "num_hosts": 1}, "Either num_workers or num_hosts"),
+        ({"num_workers": 0}, "num_workers must be >= 1: Got 0"),
+        ({"num_workers": 1.5}, "num_workers must be >= 1: Got 1.5"),
+        ({"num_workers": 1, "gpus_per_worker": 1}, "gpus_per_worker is set, but use_gpu is False"),
+        ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": -1}, "gpus_per_worker must be >= 1: Got -1"),
+        ({"num_hosts": 1, "num_workers_per_host": 0}, "num_workers_per_host must be >= 1"),
+        ({"num_workers": 1, "cpus_per_worker": 0}, "cpus_per_worker must be >= 1 where workers have no GPU"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RayExecutor(RayExecutor.create_settings(), **arguments)
+
+
+def test_settings_have_horovods_names():
+    settings = RayExecutor.create_settings(timeout_s=5, placement_group_timeout_s=7, nics={"eth0"}, verbose=2)
+    assert (settings.timeout_s, settings.placement_group_timeout_s, settings.nics) == (5, 7, {"eth0"})
+    with pytest.warns(DeprecationWarning, match="ssh_str has no effect"):
+        RayExecutor.create_settings(30, ssh_str="key")
+
+
+def test_a_call_without_workers_is_an_error():
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=1)
+    for call in (executor.run, executor.run_remote, executor.execute, executor.execute_single):
+        with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+            call(print)
+    executor.shutdown()
+
+
+def test_an_old_ray_is_refused():
+    with pytest.raises(ImportError, match=r"needs Ray 2.51 or later, but 2.9.3 is installed: pip install"):
+        horovodlike.ray.check_version("2.9.3")
+    horovodlike.ray.check_version("2.51.0")
+    horovodlike.ray.check_version("3.0.0.dev0")
+
+
+def test_exports():
+    assert horovodlike.ray.__all__ == ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
+    horovodlike.ray.log({"loss": 1.0})  # does nothing outside a worker
+    with pytest.raises(AttributeError, match="no attribute 'ElasticExecutor'"):
+        _ = horovodlike.ray.ElasticExecutor
+
+
+def test_nothing_else_imports_ray():
+    script = "import sys, horovodlike, horovodlike.launcher.cli; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", script], timeout=60, check=False).returncode == 0

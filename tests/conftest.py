@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks and each set of wheels made by one worker only.
+    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks, each set of wheels and Ray's cluster made by one worker only.
 
     The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """
@@ -39,6 +39,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             if "tests/keras/" in nodeid:
                 return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
+            if "tests/ray/" in nodeid:
+                return "ray"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
                 return nodeid.partition("::")[0] if re.search("tests/(cluster|packaging)/", nodeid) else nodeid

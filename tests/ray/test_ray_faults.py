@@ -24,8 +24,6 @@ from horovodlike.ray.adapter import _start_workers
 from horovodlike.ray.strategy import Demand, reserve
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.slow
-
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 SETTINGS = RayExecutor.create_settings(timeout_s=60)
 
@@ -78,6 +76,7 @@ def started(**arguments) -> Iterator[RayExecutor]:
         executor.shutdown()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named_and_the_executor_starts_again(cluster):
     with started(num_hosts=2) as executor:
         pids = []
@@ -97,6 +96,7 @@ def test_a_worker_that_dies_is_named_and_the_executor_starts_again(cluster):
     wait_until(lambda: all_ended(pids), 10)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_when_it_starts_is_an_error(cluster):
     class Dies:
         def __init__(self):
@@ -113,6 +113,7 @@ def test_a_worker_that_dies_when_it_starts_is_an_error(cluster):
     executor.shutdown()
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_ends_the_call(cluster):
     node = cluster.add_node(**NODE)
     with started(num_hosts=3) as executor:
@@ -130,6 +131,7 @@ def test_a_node_that_dies_ends_the_call(cluster):
         assert raised.value.rank == victim
 
 
+@pytest.mark.thorough
 def test_a_node_that_dies_during_the_start_is_no_hang(cluster):
     node = cluster.add_node(**NODE)
     demand = Demand(3, {"CPU": 1}, hosts=3)
@@ -144,6 +146,7 @@ def test_a_node_that_dies_during_the_start_is_no_hang(cluster):
         reservation.release()
 
 
+@pytest.mark.slow
 def test_a_driver_that_dies_leaves_no_worker(cluster, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
@@ -166,6 +169,7 @@ executor.run(lambda: time.sleep(600))
     wait_until(lambda: all_ended(pids), 30)
 
 
+@pytest.mark.thorough
 def test_the_workers_run_in_the_current_placement_group(cluster):
     @ray.remote(num_cpus=1)
     def drive():
@@ -181,6 +185,7 @@ def test_the_workers_run_in_the_current_placement_group(cluster):
     ray.util.remove_placement_group(group)
 
 
+@pytest.mark.thorough
 def test_a_driver_connected_through_ray_client(cluster, tmp_path):
     script = tmp_path / "client.py"
     script.write_text(

@@ -24,6 +24,7 @@ WITH_PROCESSES = {
     "keras",
     "mpi",
     "parameter_server",
+    "ray",
     "tensorflow",
     "torch",
 }

@@ -98,6 +98,7 @@ MODULES = (
     "horovodlike.data",
     "horovodlike.elastic",
     "horovodlike.parameter_server",
+    "horovodlike.ray",
     "horovodlike.testing",
     "horovodlike.compat",
     "horovodlike.errors",

@@ -202,9 +202,7 @@ class RayExecutor:
         references: list[Any] = self._started().call("run_remote", fn, tuple(args or ()), dict(kwargs or {}))
         return references
 
-    def execute(
-        self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None
-    ) -> list[Any]:
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Call a function with each worker's object of ``executable_cls``, or None; otherwise as :meth:`run`."""
         return self._with_callbacks("execute", (fn,), callbacks)
 

@@ -20,6 +20,7 @@ PACKAGES = {
     "horovodlike.torch": "bindings/torch",
     "horovodlike.tensorflow": "bindings/tensorflow",
     "horovodlike.keras": "bindings/keras",
+    "horovodlike.ray": "bindings/ray",
     "horovodlike.launcher": "launcher",
     "horovodlike": "horovodlike",
 }

@@ -37,9 +37,7 @@ def train(config: dict[str, Any]) -> None:
     images, labels = digits.data[order].astype("float32") / 16.0, digits.target[order]
     count = (len(images) - 360) // hvd.size() * hvd.size()
     mine = slice(360 + hvd.rank(), 360 + count, hvd.size())
-    model = keras.Sequential(
-        [keras.Input((64,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)]
-    )
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
     model.compile(
         optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.003 * hvd.size())),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

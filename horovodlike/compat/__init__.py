@@ -67,7 +67,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.common.elastic", "horovodlike.elastic"),
     Alias("horovod.common.exceptions", "horovodlike.errors"),
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
-    Alias("horovod.ray", "horovodlike.ray", _NO_PLATFORM),
+    Alias("horovod.ray", "horovodlike.ray"),
     Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
 )

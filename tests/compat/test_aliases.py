@@ -28,6 +28,7 @@ from horovodlike.compat import ALIASES, Alias, counterpart
         ("horovod.torch.elastic.state", "horovodlike.torch.elastic.state"),
         ("horovod.common.elastic", "horovodlike.elastic"),
         ("horovod.tensorflow.keras.elastic", "horovodlike.tensorflow.keras.elastic"),
+        ("horovod.ray.runner", "horovodlike.ray.runner"),
         ("horovod.common.util", "horovodlike.compat.horovod.common"),
         ("horovod.common.exceptions", "horovodlike.errors"),
         ("horovod.tensorflow.keras.callbacks", "horovodlike.tensorflow.keras.callbacks"),

@@ -24,7 +24,6 @@ WITH_PROCESSES = {
     "keras",
     "mpi",
     "parameter_server",
-    "ray",
     "tensorflow",
     "torch",
 }

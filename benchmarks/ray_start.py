@@ -45,13 +45,13 @@ def _arrive(config: dict[str, object]) -> float:
 
 def by_train(workers: int, config: BackendConfig, connects: bool) -> float:
     """Return the seconds that Ray Train takes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as storage:
         trainer = DataParallelTrainer(
             _arrive,
             train_loop_config={"connects": connects, "folder": folder},
             backend_config=config,
             scaling_config=ray.train.ScalingConfig(num_workers=workers),
-            run_config=ray.train.RunConfig(storage_path=tempfile.gettempdir(), name=Path(folder).name),
+            run_config=ray.train.RunConfig(storage_path=storage),
         )
         began = time.time()
         trainer.fit()

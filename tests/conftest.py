@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks, each set of wheels and Ray's cluster made by one worker only.
+    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks, set of wheels and Ray cluster made by one worker.
 
     The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """

@@ -1,4 +1,4 @@
-"""Where workers run: the placement group of a job, and the order of its bundles."""
+"""The placement group of a job, and the order of its bundles."""
 
 from __future__ import annotations
 

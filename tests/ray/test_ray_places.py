@@ -1,4 +1,4 @@
-"""What needs no cluster: ranks and GPUs of workers, what is asked of Ray, wrong arguments, old versions."""
+"""The parts that need no cluster: ranks and GPUs of workers, what is asked of Ray, wrong arguments, old versions."""
 
 from __future__ import annotations
 

@@ -176,10 +176,10 @@ class StaticAdapter:
         try:
             return self._collect(begin(), poll)
         finally:
-            if poll is not None:
-                poll()
             if queue is not None:
                 chief.set_queue.remote(None)
+            if poll is not None:
+                poll()
 
     def _collect(self, calls: Sequence[Any], poll: Callable[[], None] | None = None) -> list[Any]:
         """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""

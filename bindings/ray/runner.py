@@ -53,6 +53,10 @@ class RayExecutor:
         gpus_per_worker: GPUs for each worker; None for one. Needs ``use_gpu``.
         use_current_placement_group: With ``num_workers``, in a task or actor that runs in a placement group: whether
             the workers run in that group, too. Otherwise a group is made, and removed by :meth:`shutdown`.
+        min_workers: None: elastic jobs are not supported.
+        max_workers: None, likewise.
+        reset_limit: Has no effect without ``min_workers``; so ``cooldown_range``, ``elastic_timeout`` and
+            ``override_discovery``.
         share_gpus: Whether a worker sees all GPUs that the job has on its node, in the order of local ranks, as scripts
             expect that call ``torch.cuda.set_device(hvd.local_rank())``. False: it sees its own only, so device 0.
 
@@ -95,6 +99,12 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: int | None = None,
         use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
         *,
         share_gpus: bool = True,
     ) -> None:
@@ -103,6 +113,12 @@ class RayExecutor:
             raise ValueError(
                 "gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set."
             )
+        if max_workers and not min_workers:
+            raise ValueError("`max_workers` provided without any positive `min_workers`")
+        if min_workers and num_workers:
+            raise ValueError("Both `min_workers` and `num_workers` provided.")
+        if min_workers:
+            raise ValueError("RayExecutor has no elastic jobs: give num_workers or num_hosts instead of min_workers.")
         if (num_workers is None) == (num_hosts is None):
             raise ValueError("Either num_workers or num_hosts must be given, and not both.")
         per_worker = {"CPU": _at_least(0, "cpus_per_worker", cpus_per_worker)}

@@ -222,6 +222,10 @@ for _ in range(2):
     else:
         raise AssertionError
     executor.shutdown()
+    end = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < end, "something is left of the job"
+        time.sleep(0.1)
 assert seen == [(0, True)] * 2, seen
 print("done", flush=True)
 """

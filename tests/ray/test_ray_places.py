@@ -50,6 +50,9 @@ def test_bundles():
     [
         ({}, "Either num_workers or num_hosts"),
         ({"num_workers": 2, "num_hosts": 1}, "Either num_workers or num_hosts"),
+        ({"max_workers": 2}, "`max_workers` provided without any positive `min_workers`"),
+        ({"num_workers": 2, "min_workers": 1}, "Both `min_workers` and `num_workers` provided"),
+        ({"min_workers": 1}, "no elastic jobs: give num_workers or num_hosts"),
         ({"num_workers": 0}, "num_workers must be >= 1: Got 0"),
         ({"num_workers": 1.5}, "num_workers must be >= 1: Got 1.5"),
         ({"num_workers": 1, "gpus_per_worker": 1}, "gpus_per_worker is set, but use_gpu is False"),

@@ -93,6 +93,7 @@ build/import: Makefile horovodlike
 	mkdir -p $@/horovodlike
 	ln -s $(addprefix ../../../,$(wildcard horovodlike/*)) $@/horovodlike
 	ln -s $(addprefix ../../../bindings/,torch tensorflow keras ray) ../../../launcher $@/horovodlike
+	ln -s $(addprefix ../../../bindings/,torch tensorflow keras spark) ../../../launcher $@/horovodlike
 	touch $@
 
 $(STAMPS)/venv:

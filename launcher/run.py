@@ -33,7 +33,8 @@ __all__ = ["RemoteTraceback", "run"]
 
 T = TypeVar("T")
 
-_RUN_TASK = Path(__file__).with_name("agent") / "run_task.py"
+RUN_TASK = Path(__file__).with_name("agent") / "run_task.py"
+"""The program that each rank executes."""
 
 _DURATIONS = ("discovery_timeout", "elastic_timeout", "heartbeat_timeout", "grace_period")
 _NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
@@ -143,7 +144,7 @@ def run(
     where = find_hosts(hosts, hostfile, take_number_of_ranks(num_proc, np), environ, elastic, host_discovery)
     asked = JobSpec(
         where.num_proc or 1,
-        (executable or sys.executable, str(_RUN_TASK)),
+        (executable or sys.executable, str(RUN_TASK)),
         remote=RemoteStart(port, ssh_identity_file, scheduler=where.scheduler, cpus=where.cpus),
         output_directory=output_filename,
         verbose=bool(verbose),
@@ -154,8 +155,8 @@ def run(
     task = _pack(func, tuple(args), dict(kwargs or {}))
     outcome = launch(spec, spec.command, environ, discovery=host_discovery, task=task)
     if elastic is not None:
-        return _results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
-    return _results(outcome, range(spec.num_proc))
+        return unpack_results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
+    return unpack_results(outcome, range(spec.num_proc))
 
 
 def _names(num_proc: int | None, gpus_per_rank: int | None) -> dict[str, str]:
@@ -192,7 +193,8 @@ def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return LENGTH.pack(len(search_path)) + search_path + pickled
 
 
-def _results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
+def unpack_results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
+    """Return what the function has returned on these ranks, or raise what it has raised; see :func:`run`."""
     if outcome.failure is not None:
         _raise_failure(outcome)
     if outcome.exit_code != 0:

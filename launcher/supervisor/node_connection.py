@@ -225,6 +225,7 @@ class NodeListener:
             addresses: The addresses to listen on.
             port: The port; 0 for any free one.
             named: Whether nodes may have a name in place of a number.
+            port: The port; 0 stands for any free one.
 
         Raises:
             HostsError: It cannot listen.
@@ -245,6 +246,11 @@ class NodeListener:
         for listener in self._listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, listener)
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return int(self._listeners[0].getsockname()[1])
 
     def __enter__(self) -> "NodeListener":
         """Return the listener, which listens already."""

@@ -26,6 +26,7 @@ PROGRAMS = {
     "pmix": ("/usr/lib/*/libpmix.so", "libpmix-dev"),
     "loss": ("nft", "nftables"),
     "ping": ("ping", "iputils-ping"),
+    "java": ("java", "openjdk-17-jre-headless"),  # for Spark
 }
 # Made and shaped in a nameless namespace, which ends with the command.
 TRIAL = (

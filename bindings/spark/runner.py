@@ -1,0 +1,260 @@
+"""``run`` and ``run_elastic``: a function on the executors of a Spark cluster."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TextIO, TypeVar
+
+from horovodlike.launcher.agent.host_probe import installed_version
+from horovodlike.launcher.errors import HostsError, RankFailedError, UsageError
+from horovodlike.launcher.options import check_arguments, take_integer
+from horovodlike.launcher.run import unpack_results
+from horovodlike.launcher.supervisor.failure_attribution import how_it_ended, is_consequence
+from horovodlike.launcher.supervisor.job import Outcome
+from horovodlike.spark import _driver
+from horovodlike.spark._task import Request
+
+__all__ = ["run", "run_elastic"]
+
+T = TypeVar("T")
+
+_START_TIMEOUT_S = 60.0
+_ELASTIC_TIMEOUT_S = 600.0
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[T]:
+    """Run a function in several tasks of Spark at the same time, which form a job.
+
+    Needs an active session of classic Spark (3.5 or later) or of Spark Connect (4.0 or later), and horovodlike on the
+    executors. Each rank is a process of its own that the task starts. The function, its arguments and its result are
+    sent by cloudpickle. The call blocks until all ranks have ended; an interrupt (KeyboardInterrupt) cancels the job.
+    The function runs at most once on each rank, whatever ``spark.stage.maxConsecutiveAttempts`` says, except that Spark
+    Connect begins anew where *all* executors of a job are lost at the same time. May be called from several threads.
+
+    Args:
+        fn: The function that each rank calls; it calls ``init()`` if it wants to communicate.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        num_proc: The number of ranks; ``spark.default.parallelism`` if None.
+        start_timeout: How long to wait, in seconds, for the tasks to start, and then for the ranks to find each other
+            (60, or ``HOROVOD_SPARK_START_TIMEOUT``).
+        use_mpi: No effect.
+        use_gloo: No effect.
+        extra_mpi_args: No effect.
+        env: Variables for the ranks, besides those of the executor. Those of this process are not sent.
+        stdout: Gets what the ranks have written to standard output when the job has ended; ``sys.stdout`` if None.
+        stderr: Likewise for standard error; ``sys.stderr`` if None. The executors' logs have all output at once.
+        verbose: 0: only errors; 1: the output of the ranks; 2: decisions are explained, too.
+        nics: The network between the executors: names of interfaces, or networks such as ``10.0.0.0/8``.
+        prefix_output_with_timestamp: Whether each line of output begins with the time at which it was written.
+        executable: The Python interpreter of the ranks; that of the executor if None.
+
+    Returns:
+        The return values of the function, by rank. Ranks on one host of Spark are neighbours.
+
+    Raises:
+        RankFailedError: A rank ended without a result, such as by a signal.
+        HostsError: A task was lost, with its executor or alone; no task has started in time; or the tasks cannot reach
+            each other. It is a RuntimeError.
+        UsageError: There are fewer slots than ``num_proc``, or an argument cannot be used; it is a ValueError.
+        ConfigError: There is no session, or PySpark is too old.
+        Exception: The function raised it on the rank that failed first; its cause is a
+            :class:`horovodlike.launcher.run.RemoteTraceback`. Errors of Spark itself are raised as they are.
+    """
+    _check_mpi(use_mpi, use_gloo, extra_mpi_args)
+    cluster = _driver.find_cluster()
+    wanted = _number_of_ranks(cluster, num_proc)
+    request = _request(fn, args, kwargs, start_timeout, env, nics, verbose, executable)
+    _driver.wait_for_slots(cluster, wanted, request.start_timeout, "num_proc")
+    outcome = _submit(cluster, wanted, request, stdout, stderr, verbose, prefix_output_with_timestamp)
+    return unpack_results(outcome, range(wanted))
+
+
+def run_elastic(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[T]:
+    """Run a function as :func:`run` does, and again whenever ranks are lost, with the slots that are left.
+
+    The stage is the unit: if an executor or a rank is lost, all ranks end, and begin anew on ``min_num_proc`` to
+    ``max_num_proc`` slots. Have the function keep its state with ``state.persist()`` in a folder that all executors
+    share: it continues from the last commit there. New executors are used when the job begins anew, not before.
+
+    Args:
+        fn: The function, with ``init()`` and a function that ``elastic.run`` has wrapped; it is run any number of times.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        num_proc: The number of ranks to begin with; ``spark.default.parallelism`` if None.
+        min_num_proc: The fewest ranks; ``num_proc`` if None.
+        max_num_proc: The most ranks; ``num_proc`` if None.
+        start_timeout: As for :func:`run`.
+        elastic_timeout: How long to wait for ``min_num_proc`` slots after a loss, in seconds (600).
+        reset_limit: How many times the job may begin anew; any number if None.
+        env: As for :func:`run`.
+        stdout: As for :func:`run`.
+        stderr: As for :func:`run`.
+        verbose: As for :func:`run`.
+        nics: As for :func:`run`.
+        prefix_output_with_timestamp: As for :func:`run`.
+        min_np: Horovod's old name for ``min_num_proc``.
+        max_np: Horovod's old name for ``max_num_proc``.
+
+    Returns:
+        The return values of the last run, by rank.
+
+    Raises:
+        RankFailedError: Ranks were lost more than ``reset_limit`` times.
+        Exception: As for :func:`run`. What the function itself raises ends the job.
+    """
+    cluster = _driver.find_cluster()
+    wanted = _number_of_ranks(cluster, num_proc)
+    least = take_integer("min_num_proc", min_np if min_num_proc is None else min_num_proc) or wanted
+    most = take_integer("max_num_proc", max_np if max_num_proc is None else max_num_proc) or max(wanted, least)
+    if not 0 < least <= most or not least <= wanted <= most:
+        raise UsageError(f"min_num_proc={least} <= num_proc={wanted} <= max_num_proc={most} is expected")
+    limit = take_integer("reset_limit", reset_limit)
+    request = _request(fn, args, kwargs, start_timeout, env, nics, verbose, None)
+    patience = _ELASTIC_TIMEOUT_S if elastic_timeout is None else float(elastic_timeout)
+    resets = 0
+    found = _driver.wait_for_slots(cluster, least, request.start_timeout, "min_num_proc")
+    size = wanted if found is None else min(wanted, found)
+    while True:
+        try:
+            outcome = _submit(cluster, size, request, stdout, stderr, verbose, prefix_output_with_timestamp)
+            if not _was_lost(outcome):
+                return unpack_results(outcome, range(size))
+            reason = _why(outcome)
+        except _driver.TasksLostError as error:
+            reason = str(error)
+        resets += 1
+        if limit is not None and resets > limit:
+            raise RankFailedError(f"ranks were lost {resets} times, and reset_limit={limit}: {reason}", -1, 1)
+        print(f"horovodlike: beginning anew: {reason}", file=stderr or sys.stderr)
+        size = _next_size(cluster, least, most, patience)
+        request = replace(request, job=secrets.token_hex(8))
+
+
+def _next_size(cluster: _driver.Cluster, least: int, most: int, patience: float) -> int:
+    """Return the number of ranks with which a job begins anew."""
+    found = _driver.wait_for_slots(cluster, least, patience, "min_num_proc", settle=patience)
+    return min(most, cluster.count(most) if found is None else found)
+
+
+def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
+    if use_mpi and use_gloo:
+        raise UsageError("Argument use_gloo and use_mpi only allow one set True.")
+    for name, value in {"use_mpi": use_mpi, "use_gloo": use_gloo, "extra_mpi_args": extra_mpi_args}.items():
+        if value is not None:
+            warnings.warn(f"run(): {name} has no effect", DeprecationWarning, stacklevel=3)
+
+
+def _number_of_ranks(cluster: _driver.Cluster, num_proc: int | None) -> int:
+    found = take_integer("num_proc", num_proc)
+    if found is None:
+        found = cluster.default_parallelism
+    if found is None:
+        raise UsageError("num_proc is missing: Spark Connect does not tell spark.default.parallelism")
+    if found < 1:
+        raise UsageError(f"num_proc={found} is no number of ranks")
+    return found
+
+
+def _request(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    start_timeout: float | None,
+    env: Mapping[str, str] | None,
+    nics: str | Sequence[str] | None,
+    verbose: int,
+    executable: str | None,
+) -> Request:
+    from horovodlike._net.object_seal import dumps
+
+    check_arguments({"func": fn, "args": args, "kwargs": kwargs, "env": env, "executable": executable})
+    try:
+        task = dumps((fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:
+        raise TypeError(f"run(): fn, or something in args or kwargs, cannot be pickled: {error}") from error
+    if start_timeout is None:
+        start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or _START_TIMEOUT_S)
+    if not 0 < start_timeout < 1e6:
+        raise UsageError(f"start_timeout={start_timeout} is no number of seconds")
+    return Request(
+        job=secrets.token_hex(8),
+        version=installed_version(),
+        task=task,
+        environ=dict(env or {}),
+        executable=executable,
+        network_interface="" if nics is None else nics if isinstance(nics, str) else ",".join(nics),
+        start_timeout=float(start_timeout),
+        verbose=verbose >= 2,
+    )
+
+
+def _submit(
+    cluster: _driver.Cluster,
+    num_proc: int,
+    request: Request,
+    stdout: TextIO | None,
+    stderr: TextIO | None,
+    verbose: int,
+    timestamps: bool,
+) -> Outcome:
+    """Run a job once; write its output to the caller's streams, and return how it has ended."""
+    request = replace(request, log=not _driver.is_local(cluster))
+    outcome, lost, output = _driver.read_rows(_driver.submit(cluster, num_proc, request))
+    if verbose:
+        _driver.print_output(output, stdout or sys.stdout, stderr or sys.stderr, timestamps)
+    if lost:
+        raise _driver.TasksLostError(f"{outcome.trouble}: see the log of the driver")
+    if outcome.trouble is not None:
+        raise HostsError(outcome.trouble)
+    return outcome
+
+
+def _was_lost(outcome: Outcome) -> bool:
+    """Return whether a rank was killed, or failed because another one was lost: to begin anew may help."""
+    return outcome.failure is not None and (outcome.failure.status < 0 or is_consequence(outcome.failure))
+
+
+def _why(outcome: Outcome) -> str:
+    failure = outcome.failure
+    assert failure is not None
+    return how_it_ended(failure.rank, failure.pid, failure.status, failure.host)

@@ -28,6 +28,8 @@ _SETTLE_S = 10.0
 """For how long no executor must have come before a cluster with too few slots is taken for complete."""
 _CANCEL_S = 30.0
 _LAST_LINES = 6
+_REASON_S = 3.0
+"""How long Spark may take to say why a stage has failed."""
 _PROBE_S = 5
 
 
@@ -151,6 +153,7 @@ class _ClassicWatch(Watch):
         self._context, self._group = session.sparkContext, name
         self._tracker = self._context.statusTracker()
         self._ran = False
+        self._lost_at: float | None = None
 
     def enter(self) -> None:
         self._context.setJobGroup(self._group, "horovodlike", interruptOnCancel=False)
@@ -172,10 +175,14 @@ class _ClassicWatch(Watch):
     def is_lost(self) -> str | None:
         for stage in self._stages():
             if stage.currentAttemptId > 0 or stage.numFailedTasks > 0:
-                return self._reason(stage.stageId)
+                self._lost_at = self._lost_at or time.monotonic()
+                reason = self._reason(stage.stageId)
+                if reason is None and time.monotonic() > self._lost_at + _REASON_S:
+                    return "the log of the driver says why"
+                return reason
         return None
 
-    def _reason(self, stage: int) -> str:
+    def _reason(self, stage: int) -> str | None:
         with contextlib.suppress(Exception):  # an interface of the JVM that Spark does not promise
             store, jvm = self._context._jsc.sc().statusStore(), self._context._jvm
             quantiles = self._context._gateway.new_array(jvm.double, 0)
@@ -184,7 +191,7 @@ class _ClassicWatch(Watch):
                 reason = attempts.apply(number).failureReason()
                 if reason.isDefined():
                     return _shorten(str(reason.get()))
-        return "the log of the driver says why"
+        return None
 
     def cancel(self) -> None:
         self._context.cancelJobGroup(self._group)
@@ -225,6 +232,7 @@ class _ConnectWatch(Watch):
         self._session, self._tag = session, name
         self._thread: int | None = None
         self.most_tasks = 0
+        self._any_done = False
         session.registerProgressHandler(self._progress)
 
     def enter(self) -> None:
@@ -233,11 +241,11 @@ class _ConnectWatch(Watch):
 
     def _progress(self, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         if threading.get_ident() == self._thread:
-            done_tasks = sum(stage.num_completed_tasks for stage in stages or ())
-            self.most_tasks = max(self.most_tasks, inflight_tasks, done_tasks)
+            self.most_tasks = max(self.most_tasks, inflight_tasks)
+            self._any_done |= any(stage.num_completed_tasks for stage in stages or ())
 
     def tasks_run(self) -> bool:
-        return self.most_tasks > 0
+        return self.most_tasks > 0 or self._any_done
 
     def is_lost(self) -> str | None:
         return None  # the second attempt of the stage says so itself

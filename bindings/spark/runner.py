@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import sys
@@ -208,6 +209,10 @@ def _request(
     from horovodlike._net.object_seal import dumps
 
     check_arguments({"func": fn, "args": args, "kwargs": kwargs, "env": env, "executable": executable})
+    if any(type(finder).__module__ == "horovodlike.compat" for finder in sys.meta_path):
+        from horovodlike.compat.horovod.runner import NeedsNames
+
+        fn, args, kwargs = NeedsNames(functools.partial(fn, *args, **dict(kwargs or {}))), (), None
     try:
         task = dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:

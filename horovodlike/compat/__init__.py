@@ -69,6 +69,9 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
     Alias("horovod.ray", "horovodlike.ray"),
     Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
+    Alias("horovod.ray", "horovodlike.ray", _NO_PLATFORM),
+    Alias("horovod.spark", "horovodlike.spark"),
+    Alias("horovod.spark.common", "horovodlike.spark"),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
 )
 """Horovod's modules that have a counterpart here, and those whose absence needs an explanation."""

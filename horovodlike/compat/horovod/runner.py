@@ -14,7 +14,7 @@ __all__ = ["run"]
 T = TypeVar("T")
 
 
-class _NeedsNames:
+class NeedsNames:
     """A function that is pickled in an inner pickle, so that Horovod's names are installed before it is unpickled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -42,4 +42,4 @@ def run(
     **options: Any,
 ) -> list[T]:
     """Run a function as :func:`horovodlike.run` does; the ranks, too, can import ``horovod``."""
-    return horovodlike.run(_NeedsNames(func), args, kwargs, num_proc, **options)
+    return horovodlike.run(NeedsNames(func), args, kwargs, num_proc, **options)

@@ -1,0 +1,166 @@
+"""`horovodlike.spark.run` on classic Spark, in local mode."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import pytest
+from conftest import ranks_left, wait_until
+
+import horovodlike.spark as hvd_spark
+from horovodlike.errors import ConfigError
+from horovodlike.launcher.errors import RankFailedError, UsageError
+from horovodlike.launcher.run import RemoteTraceback
+from horovodlike.spark import _driver, _task
+from horovodlike.spark._task import ranks_of
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def collective(base: int, *, factor: int) -> tuple[Any, ...]:
+    import numpy as np
+
+    import horovodlike as hvd
+
+    hvd.init()
+    print(f"rank {hvd.rank()} runs")
+    first = hvd.allreduce(np.array([base + hvd.rank()]), op=hvd.Sum)
+    hvd.shutdown()
+    hvd.init()
+    second = hvd.allreduce(np.array([factor]), op=hvd.Sum)
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), int(first[0]), int(second[0]), os.getppid()
+
+
+def test_results_by_rank_and_output(spark: Any) -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    found = hvd_spark.run(collective, (10,), {"factor": 3}, num_proc=2, stdout=stdout, stderr=stderr)
+    assert [each[:6] for each in found] == [(0, 2, 0, 2, 21, 6), (1, 2, 1, 2, 21, 6)]
+    assert found[0][6] != found[1][6], "each rank has an agent of its own"
+    assert sorted(stdout.getvalue().splitlines()) == ["[0]<stdout>: rank 0 runs", "[1]<stdout>: rank 1 runs"]
+    assert stderr.getvalue() == ""
+
+
+def test_an_exception_is_raised_as_itself(spark: Any) -> None:
+    def fail() -> None:
+        import numpy as np
+
+        import horovodlike as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise LookupError("of rank 1")
+        hvd.allreduce(np.zeros(3))
+
+    with pytest.raises(LookupError, match="of rank 1") as caught:
+        hvd_spark.run(fail, num_proc=2, verbose=0)
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert caught.value.__cause__.rank == 1
+
+
+def test_a_rank_that_is_killed_ends_the_job(spark: Any) -> None:
+    mark = secrets.token_hex(8)
+
+    def die() -> None:
+        import time
+
+        if os.environ["HOROVODLIKE_RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+    begin = time.monotonic()
+    with pytest.raises(RankFailedError, match="rank 0 .*killed by signal 9"):
+        hvd_spark.run(die, num_proc=2, env={"SPARK_TEST_MARK": mark}, verbose=0)
+    assert time.monotonic() - begin < 20
+    assert wait_until(lambda: not ranks_left(mark), 10)
+
+
+def test_what_cannot_be_sent_is_named(spark: Any) -> None:
+    def returns_a_generator() -> Any:
+        return (number for number in range(3))
+
+    with pytest.raises(TypeError, match="what the function has returned on rank 0 cannot be sent"):
+        hvd_spark.run(returns_a_generator, num_proc=1, verbose=0)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        hvd_spark.run(print, (open(os.devnull, "wb"),), num_proc=1)  # noqa: SIM115
+
+
+def test_too_few_slots_is_an_error_with_both_numbers(spark: Any) -> None:
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match="num_proc=3 needs 3 slots .* the cluster has 2 "):
+        hvd_spark.run(print, num_proc=3)
+    assert time.monotonic() - begin < 2
+
+
+def test_arguments_are_checked(spark: Any) -> None:
+    with pytest.raises(UsageError, match="only allow one set True"):
+        hvd_spark.run(print, num_proc=1, use_mpi=True, use_gloo=True)
+    with pytest.raises(UsageError, match="num_proc=0"):
+        hvd_spark.run(print, num_proc=0)
+    with pytest.raises(UsageError, match="start_timeout=-1"):
+        hvd_spark.run(print, num_proc=1, start_timeout=-1)
+    with pytest.raises(UsageError, match="min_num_proc=3 <= num_proc=2"):
+        hvd_spark.run_elastic(print, num_proc=2, min_num_proc=3)
+
+
+def test_old_releases_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"PySpark 3\.4\.1 .* at least 3\.5"):
+        _driver.check_version("3.4.1", remote=False)
+    with pytest.raises(ConfigError, match=r"Spark Connect 3\.5\.0 .* at least 4\.0"):
+        _driver.check_version("3.5.0", remote=True)
+    _driver.check_version("3.5.0", remote=False)
+    _driver.check_version("4.1.0.dev1", remote=True)
+
+
+def test_ranks_of_one_host_are_neighbours() -> None:
+    assert ranks_of(["b", "a", "b", "a", "c"]) == [0, 2, 1, 3, 4]
+
+
+def test_a_retried_stage_is_recognised() -> None:
+    def member(attempt: int, *earlier: int) -> _task._Member:
+        return _task._Member("a", "1", attempt, earlier, {})
+
+    assert not _task._is_retry([member(4, 5), member(5)]), "these see each other"
+    assert _task._is_retry([member(6, 4), member(7)])
+
+
+def test_other_releases_on_executors_are_refused() -> None:
+    request = _task.Request("job", "0.2", b"", {}, None, "", 1.0, False)
+    assert "0.1 is installed on executor host a, but 0.2" in str(
+        _task._why_not(request, [_task._Member("a", "0.1", 0, (), {})])
+    )
+
+
+def test_gpus_of_the_task_and_secrets_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    made = _task._environment({"A": "b"}, ("2", "3"))
+    assert "PYTHON_WORKER_FACTORY_SECRET" not in made
+    assert (made["CUDA_VISIBLE_DEVICES"], made["A"]) == ("2,3", "b")
+
+
+def test_only_the_last_output_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovodlike.launcher.agent.protocol import FrameKind
+    from horovodlike.launcher.supervisor.writer import Writer
+
+    monkeypatch.setattr(_task, "MOST_OUTPUT", 10)
+    writer = Writer(lambda: None)
+    output = _task._Output(writer, log=False)
+    for _ in range(3):
+        output.add(1, FrameKind.STDOUT, b"123456\n")
+    writer.close(lambda: False)
+    note, *kept = output.rows()
+    assert b"first 14 bytes of rank 1" in note[3]
+    assert [row[3] for row in kept] == [b"123456\n"]
+
+
+def test_nothing_of_spark_is_imported_by_the_package() -> None:
+    text = "import sys, horovodlike, horovodlike.launcher.cli; assert 'pyspark' not in sys.modules"
+    subprocess.run([sys.executable, "-c", text], check=True)

@@ -1,4 +1,4 @@
-"""The part of a job that runs on the driver: submits a barrier stage, watches it, and reads the rows that it returns."""
+"""The part of a job that runs on the driver: submits a barrier stage, watches it, and reads its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MINIMUM = {False: (3, 5), True: (4, 0)}
 """The lowest releases of PySpark, by whether it is Spark Connect."""
 _LOOK_S = 0.2
-_SETTLE_S = 10.0
+_SETTLE_S = 20.0
 """For how long no executor must have come before a cluster with too few slots is taken for complete."""
 _CANCEL_S = 30.0
 _LAST_LINES = 6
@@ -80,7 +80,7 @@ class Watch(ABC):
     def cancel(self) -> None:
         """Cancel the job."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - one has nothing to release
         """Release what the watch holds."""
 
 
@@ -316,7 +316,7 @@ def _not_started(cluster: Cluster, num_proc: int, seconds: float) -> HostsError:
 
 
 def _run_in_thread(cluster: Cluster, collect: Callable[[], Any], watch: Watch, check: Callable[[], None]) -> Any:
-    """Run a job in a thread with the session's properties; call ``check`` meanwhile, and cancel the job if it raises."""
+    """Run a job in a thread with the session's properties; call ``check`` meanwhile, and cancel if it raises."""
     from pyspark import inheritable_thread_target
 
     result: list[Any] = []
@@ -351,9 +351,7 @@ def _run_in_thread(cluster: Cluster, collect: Callable[[], Any], watch: Watch, c
     return result[0]
 
 
-def wait_for_slots(
-    cluster: Cluster, least: int, seconds: float, name: str, settle: float = _SETTLE_S
-) -> int | None:
+def wait_for_slots(cluster: Cluster, least: int, seconds: float, name: str, settle: float = _SETTLE_S) -> int | None:
     """Wait until the cluster has slots for a job; return how many there are, or None if that is not known.
 
     Args:
@@ -435,4 +433,3 @@ def print_output(
         write(kind, printers[kind].finish((rank, kind), prefix))
     for stream, _ in streams.values():
         stream.flush()
-

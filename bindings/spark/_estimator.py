@@ -128,7 +128,7 @@ class _WithParams(Params):
 
 @dataclass(frozen=True)
 class Training:
-    """What a rank needs to train, without the model. Can be pickled.
+    """The order for a rank to train, without the model. Can be pickled.
 
     Attributes:
         params: The parameters of the estimator by name, without model, optimizer, store and backend.
@@ -164,7 +164,7 @@ class Training:
         return shards
 
     def checkpoint(self) -> Any:
-        """Return the last checkpoint of the run, or None. It is a pickle that ran code when it is read: trust the store."""
+        """Return the last checkpoint of the run, or None. It is a pickle, so the store must be trusted."""
         path = self.store.get_checkpoint_path(self.run_id)
         if not self.store.saving_runs() or not self.store.exists(path):
             return None
@@ -178,7 +178,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns.
+    """The result of rank 0.
 
     Attributes:
         model: The model as the framework's module writes it.
@@ -191,7 +191,7 @@ class Trained:
     sizes: tuple[int, ...] = ()
 
 
-class HorovodEstimator(_WithParams, Estimator):
+class HorovodEstimator(_WithParams, Estimator[Any]):
     """An estimator of Spark ML that trains a model on all ranks of a job."""
 
     PARAMS = COMMON

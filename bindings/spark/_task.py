@@ -214,7 +214,7 @@ def _why_not(request: Request, members: list[_Member]) -> str | None:
 
 
 class _Offer:
-    """What the task of partition 0 has prepared for the others: it listens before it tells them where."""
+    """The listeners of the task of partition 0, which are open before it tells the others where."""
 
     def __init__(self, facts: Mapping[str, Any], listener: NodeListener | None = None, server: Any = None) -> None:
         self.facts = facts
@@ -431,5 +431,3 @@ def _batch(rows: list[Row]) -> pyarrow.RecordBatch:
     types = (pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.binary())
     arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return pyarrow.RecordBatch.from_arrays(arrays, names=["rank", "kind", "at", "piece"])
-
-

@@ -1,4 +1,4 @@
-"""What runs the training of an estimator."""
+"""Backends: they run the training of an estimator."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def run_elastic(
     share: it continues from the last commit there. New executors are used when the job begins anew, not before.
 
     Args:
-        fn: The function, with ``init()`` and a function that ``elastic.run`` has wrapped; it is run any number of times.
+        fn: The function, with ``init()`` and a function that ``elastic.run`` has wrapped; run any number of times.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of ranks to begin with; ``spark.default.parallelism`` if None.

@@ -1,4 +1,4 @@
-"""What a function on Spark's executors can ask about its task."""
+"""Questions of a function on Spark's executors about its task."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ class _Run:
         return outputs, loss
 
     def epoch(self, batches: Batches, *, is_training: bool) -> tuple[dict[str, float], tuple[int, ...]]:
-        """Train or validate; return the averages over the rows of all ranks, and the sizes of the outputs. Collective."""
+        """Train or validate; return averages over the rows of all ranks, and the sizes of outputs. Collective."""
         import torch
 
         import horovodlike.torch as hvd

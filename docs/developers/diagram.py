@@ -21,6 +21,7 @@ PACKAGES = {
     "horovodlike.tensorflow": "bindings/tensorflow",
     "horovodlike.keras": "bindings/keras",
     "horovodlike.ray": "bindings/ray",
+    "horovodlike.spark": "bindings/spark",
     "horovodlike.launcher": "launcher",
     "horovodlike": "horovodlike",
 }

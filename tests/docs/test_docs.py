@@ -35,6 +35,7 @@ FRAMEWORKS |= {"parameter_server.md": "horovodlike"}
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
 FOREIGN |= {"flux", "git", "ray", "pytest", "ip", "ssh", "wg", "wg-quick"}
+FOREIGN |= {"flux", "git", "spark-submit", "pytest", "ip", "ssh", "wg", "wg-quick"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.
@@ -45,7 +46,7 @@ PAGE_OF_SEVERAL = "uneven_batches.md"
 
 # What hvdrun sets for scripts that read it.
 PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")}
-PLACE |= {"HOROVOD_HOSTNAME"}
+PLACE |= {"HOROVOD_HOSTNAME", "HOROVOD_SPARK_START_TIMEOUT"}
 
 # Variables that are no settings of the ranks: the user gives them.
 SECRETS = {"HOROVODLIKE_SECRET_KEY", "HOROVODLIKE_SECRET_KEY_FILE", "HOROVODLIKE_FAULT_PLAN"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -87,11 +88,12 @@ def program(tmp_path: Path) -> Iterator[Program]:
         process.communicate()
 
 
-def output_of(process: subprocess.Popen[str], seconds: float = 150) -> str:
+def output_of(process: subprocess.Popen[str], seconds: float = 280) -> str:
     """Return what a driver has written, once it has ended with 0."""
     said, _ = process.communicate(timeout=seconds)
     errors = Path(process.args[1]).with_name("stderr").read_text()  # type: ignore[index]
-    assert process.returncode == 0, f"{said}\n{errors[-6000:]}"
+    kept = [line for line in errors.splitlines() if not re.match(r"\s+at |.*(WARN|INFO|ERROR) ", line)]
+    assert process.returncode == 0, "\n".join([said, *kept[-60:]])
     return said
 
 

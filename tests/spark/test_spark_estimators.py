@@ -1,0 +1,154 @@
+"""Estimators and stores: the digits from a DataFrame, parameters, columns, batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from horovodlike.spark._columns import Batches, Shards, to_numpy
+from horovodlike.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, Store
+from horovodlike.spark.torch import TorchEstimator, TorchModel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_the_digits_are_learned(framework: str, tmp_path: Path) -> None:
+    environ = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONWARNINGS": "ignore"}
+    script = ROOT / "examples" / "spark" / f"digits_{framework}.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--store", str(tmp_path / "store"), "--ranks", "2"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    found = re.search(r"test accuracy: ([\d.]+)%", done.stdout)
+    assert found is not None and float(found[1]) >= 96, done.stdout
+    left = {path.name.partition(".")[0] for path in (tmp_path / "store").iterdir()}
+    assert left == {"runs"}, "the data are removed, the checkpoint is kept"
+
+
+@pytest.mark.slow
+def test_a_run_is_continued_and_vectors_are_columns(spark: Any, tmp_path: Path) -> None:
+    import torch
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(Vectors.dense([float(n), 1.0]), 3.0 * n + 1, n % 5 == 0) for n in range(50)]
+    frame = spark.createDataFrame(rows, ["x", "y", "held_out"])
+    model = torch.nn.Linear(2, 1)
+    settings = {
+        **{"store": Store.create(str(tmp_path)), "model": model, "run_id": "mine", "verbose": 0, "num_proc": 1},
+        **{"optimizer": torch.optim.SGD(model.parameters(), lr=1e-4), "loss": torch.nn.functional.mse_loss},
+        **{"feature_cols": ["x"], "label_cols": ["y"], "label_shapes": [[1]], "validation": "held_out"},
+    }
+    first = TorchEstimator(epochs=2, **settings).fit(frame)
+    second = TorchEstimator(epochs=5, **settings).fit(frame)
+    assert len(first.getHistory()["loss"]) == 2
+    assert second.getHistory()["val_loss"][:2] == first.getHistory()["val_loss"]
+    assert len(second.getHistory()["loss"]) == 5
+    predicted = second.transform(frame).select("y", "y__output").collect()
+    weight, bias = second.getModel().weight[0].tolist(), second.getModel().bias.item()
+    assert len(predicted) == 50
+    assert predicted[7]["y__output"] == pytest.approx(7 * weight[0] + weight[1] + bias, rel=1e-4)
+    assert TorchModel(model=second.getModel(), feature_columns=["x"], label_columns=["y"], output_cols=["p"]).transform(
+        frame
+    ).columns == ["x", "y", "held_out", "p"]
+
+
+def test_parameters_have_accessors_and_errors(tmp_path: Path) -> None:
+    estimator = TorchEstimator(store=Store.create(str(tmp_path)), feature_cols=["a"], label_cols=["b"])
+    assert (estimator.getBatchSize(), estimator.getEpochs()) == (32, 1)
+    assert estimator.setBatchSize(7).setEpochs(3).getBatchSize() == 7
+    assert "partitions_per_process" in estimator.explainParams()
+    with pytest.raises(TypeError, match="no parameter 'batchsize'"):
+        TorchEstimator(batchsize=3)
+    with pytest.warns(DeprecationWarning, match="reader_pool_type has no effect"):
+        TorchEstimator(reader_pool_type="process")
+    with pytest.raises(ValueError, match="Model parameter is required"):
+        estimator._check()
+    estimator.setModel(object())
+    with pytest.raises(ValueError, match=r"Feature columns \['a'\] not found"):
+        estimator._check(["b"])
+    with pytest.raises(ValueError, match="Optimizer parameter is required"):
+        estimator._check(["a", "b"])
+
+
+def test_every_parameter_and_every_omission_is_documented() -> None:
+    from horovodlike.spark._estimator import WITHOUT_EFFECT
+    from horovodlike.spark.keras import KerasEstimator
+
+    page = (ROOT / "docs" / "users" / "spark.md").read_text()
+    for name in (*TorchEstimator.PARAMS, *KerasEstimator.PARAMS, *WITHOUT_EFFECT):
+        assert f"`{name}`" in page, name
+
+
+def test_stores_are_chosen_by_their_prefix(tmp_path: Path) -> None:
+    assert DBFSLocalStore.matches("dbfs:/a") and HDFSStore.matches("hdfs://host/a")
+    store = Store.create(str(tmp_path))
+    assert type(store) is FilesystemStore
+    assert store.spark_path(store.get_train_data_path("x")) == f"file://{tmp_path}/intermediate_train_data.x"
+    databricks = Store.create("dbfs:/folder")
+    assert databricks.get_runs_path() == "/dbfs/folder/runs"
+    assert databricks.spark_path(databricks.get_runs_path()) == "dbfs:/folder/runs"
+    with pytest.raises(ValueError, match="needs a folder"):
+        Store.create("")
+    memory = Store.create("memory://a")
+    memory.write_text(memory.get_checkpoint_path("run"), "text")
+    assert memory.read(memory.get_checkpoint_path("run")) == b"text"
+    assert memory.get_checkpoints("run") == ["/a/runs/run/checkpoint"]
+    memory.remove(memory.get_runs_path())
+    assert not memory.exists(memory.get_runs_path())
+
+
+def test_columns_become_arrays() -> None:
+    assert to_numpy(pa.array([1.0, 2.0]), "a").dtype == np.float32
+    assert to_numpy(pa.array([[1, 2], [3, 4]]), "a").tolist() == [[1, 2], [3, 4]]
+    assert to_numpy(pa.array([[[1], [2]], [[3], [4]]]).slice(1), "a").tolist() == [[3, 4]]
+    vectors = [
+        {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]},
+        {"type": 0, "size": 2, "indices": [1], "values": [5.0]},
+    ]
+    assert to_numpy(pa.array(vectors), "a").tolist() == [[1, 2], [0, 5]]
+    with pytest.raises(ValueError, match="column 'a' has 1 nulls in 2 rows"):
+        to_numpy(pa.array([1.0, None]), "a")
+    with pytest.raises(ValueError, match="different lengths"):
+        to_numpy(pa.array([[1, 2, 3], [4]]), "a")
+    with pytest.raises(TypeError, match="only numbers"):
+        to_numpy(pa.array(["x"]), "a")
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_each_row_comes_once_in_an_epoch(tmp_path: Path, seed: int | None) -> None:
+    store = Store.create(str(tmp_path))
+    for number, rows in enumerate((7, 1, 30)):
+        first = [7, 1, 30][:number]
+        table = pa.table({"n": list(range(sum(first), sum(first) + rows))})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=11)
+    shards = Shards.scan(store, str(tmp_path))
+    assert len(shards) == 38
+    for epoch in range(2):
+        seen = []
+        for rank in range(3):
+            batches = Batches(shards, ["n"], 4, rank, 3, seed=seed, pad=False)
+            batches.set_epoch(epoch)
+            seen += [int(value) for batch in batches for value in batch["n"]]
+        assert sorted(seen) == list(range(38))
+    steps = {len(list(Batches(shards, ["n"], 4, rank, 3, seed=seed))) for rank in range(3)}
+    assert len(steps) == 1, "all ranks take the same number of steps"
+    assert len(list(Batches(shards, ["n"], 4, 0, 3, seed=seed, steps=9))) == 9
+    with pytest.raises(ValueError, match="no rows"):
+        Shards.scan(store, str(tmp_path / "nothing"))

@@ -92,8 +92,7 @@ build/import: Makefile horovodlike
 	rm -rf $@
 	mkdir -p $@/horovodlike
 	ln -s $(addprefix ../../../,$(wildcard horovodlike/*)) $@/horovodlike
-	ln -s $(addprefix ../../../bindings/,torch tensorflow keras ray) ../../../launcher $@/horovodlike
-	ln -s $(addprefix ../../../bindings/,torch tensorflow keras spark) ../../../launcher $@/horovodlike
+	ln -s $(addprefix ../../../bindings/,torch tensorflow keras ray spark) ../../../launcher $@/horovodlike
 	touch $@
 
 $(STAMPS)/venv:

@@ -52,8 +52,6 @@ class Alias:
     advice: str = "it is not among the modules that Horovod documents"
 
 
-_NO_PLATFORM = "it is not supported yet; start the ranks with hvdrun, or from Python with horovod.run()"
-
 ALIASES: tuple[Alias, ...] = (
     Alias("horovod", "horovodlike.compat.horovod"),
     Alias("horovod.torch", "horovodlike.torch"),
@@ -68,8 +66,6 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.common.exceptions", "horovodlike.errors"),
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
     Alias("horovod.ray", "horovodlike.ray"),
-    Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
-    Alias("horovod.ray", "horovodlike.ray", _NO_PLATFORM),
     Alias("horovod.spark", "horovodlike.spark"),
     Alias("horovod.spark.common", "horovodlike.spark"),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),

@@ -225,7 +225,6 @@ class NodeListener:
             addresses: The addresses to listen on.
             port: The port; 0 for any free one.
             named: Whether nodes may have a name in place of a number.
-            port: The port; 0 stands for any free one.
 
         Raises:
             HostsError: It cannot listen.
@@ -242,7 +241,6 @@ class NodeListener:
         except RendezvousError as error:
             self.close()
             raise HostsError(f"{error}; choose another --rendezvous") from None
-        self.port: int = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from horovodlike.ray.strategy import Demand
 __all__ = ["MiniSettings", "RayExecutor"]
 
 _POLL_SECONDS = 0.1
+_CLOSE_SECONDS = 10.0
 
 
 @dataclass
@@ -288,7 +290,8 @@ class _Remote:
     """An adapter in an actor of the cluster, for a process that is connected through Ray Client."""
 
     def __init__(self, *arguments: Any) -> None:
-        self._actor = ray.remote(num_cpus=0)(StaticAdapter).remote(*arguments)
+        # Two threads: one may wait for workers while the other ends them.
+        self._actor = ray.remote(num_cpus=0, max_concurrency=2)(StaticAdapter).remote(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return ray.get(getattr(self._actor, method).remote(*arguments))
@@ -303,4 +306,7 @@ class _Remote:
             poll()
 
     def close(self) -> None:
-        ray.kill(self._actor)  # its workers and its placement group end with it
+        # Killed, the actor takes its workers with it, but its placement group stays until the connection ends.
+        with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            ray.get(self._actor.shutdown.remote(), timeout=_CLOSE_SECONDS)
+        ray.kill(self._actor)

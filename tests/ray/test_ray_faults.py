@@ -234,7 +234,7 @@ print("done", flush=True)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "ray.util.client.server", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen([*command, "--address", cluster.address, "--mode", "proxy"]) as server:
+    with subprocess.Popen([*command, "--address", cluster.address, "--mode", "specific-server"]) as server:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", str(script), f"ray://127.0.0.1:{port}"],

@@ -90,7 +90,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         job.wait()
 
 
-@pytest.mark.parametrize("family", [{"ipv6": False}, {"ipv4": False}])
+@pytest.mark.parametrize("family", [{"ipv6": False}, pytest.param({"ipv4": False}, marks=pytest.mark.slow)])
 def test_a_pod_that_comes_back_with_another_address(
     fresh_cluster: Callable[..., Cluster], pods: Pods, family: dict[str, bool]
 ) -> None:

@@ -247,6 +247,7 @@ def test_another_key(called: CalledHosts) -> None:
     assert ended[0].endswith("hung up on this node: give all nodes the same key")
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_there(called: CalledHosts, callers: Callers) -> None:
     caller = callers.add("a", 1, command=("/no/such/program",))
     callers.add("b", 1)
@@ -258,7 +259,7 @@ def test_a_program_that_is_not_there(called: CalledHosts, callers: Callers) -> N
     )
 
 
-@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("described", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_host_that_makes_no_sense(
     called: CalledHosts, callers: Callers, described: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

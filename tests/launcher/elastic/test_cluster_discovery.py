@@ -169,6 +169,7 @@ def test_only_nodes_that_are_discovered_take_part(nodes: Callable[..., Nodes], a
     assert job.finish(first)[0][0] == 0
 
 
+@pytest.mark.slow
 def test_the_job_ends_at_once_if_it_may_not_ask(nodes: Callable[..., Nodes], api: KubernetesApi) -> None:
     api.denied = True
     job = nodes()

@@ -253,6 +253,7 @@ def test_all_nodes_end_with_the_same_code(nodes: Callable[..., Nodes]) -> None:
         assert re.search(rb"hvdrun: worker \d \(pid \d+.*\) exited with code 1; its last lines:\n    all of", ended.out)
 
 
+@pytest.mark.slow
 def test_sigterm_to_node_0_ends_the_job(nodes: Callable[..., Nodes]) -> None:
     job = nodes()
     jobs = [job.start(number, nodes="2:2") for number in (0, 1)]

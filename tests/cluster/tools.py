@@ -27,6 +27,8 @@ PROGRAMS = {
     "loss": ("nft", "nftables"),
     "ping": ("ping", "iputils-ping"),
     "java": ("java", "openjdk-17-jre-headless"),  # for Spark
+    "buildah": ("buildah", "buildah"),
+    "debootstrap": ("debootstrap", "debootstrap"),
 }
 # Made and shaped in a nameless namespace, which ends with the command.
 TRIAL = (

@@ -35,6 +35,7 @@ FRAMEWORKS |= {"parameter_server.md": "horovodlike"}
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
 FOREIGN |= {"flux", "git", "ray", "spark-submit", "pytest", "ip", "ssh", "wg", "wg-quick"}
+FOREIGN |= {"docker", "echo", "kubectl"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.

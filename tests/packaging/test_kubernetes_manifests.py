@@ -1,0 +1,281 @@
+"""The manifests in packaging/kubernetes: they fit the schemas of Kubernetes and of the operators, and each other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from support import kustomization
+
+from horovodlike import config
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "packaging" / "kubernetes"
+CRDS = Path(__file__).with_name("crds")
+PAGE = ROOT / "docs" / "users" / "kubernetes.md"
+JOBS = ["indexed-job", "jobset", "mpijob", "trainjob", "elastic"]
+KINDS = ["trainer", *JOBS]
+VERSION = kubernetes_validate.latest_version()
+OF_KUBERNETES = {
+    "PodTemplate": lambda part: {"apiVersion": "v1", "kind": "PodTemplate", "template": part},
+    "Job": lambda part: {"apiVersion": "batch/v1", "kind": "Job", **part},
+    "env": lambda part: _with_container(env=part),
+    "resources": lambda part: _with_container(resources=part),
+}
+
+
+def _with_container(**fields: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "node", **fields}]}}
+    return {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+
+
+def _strict(schema: Any) -> Any:
+    """Let an object have the fields only that its schema lists: the API server drops others, with a warning."""
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _strict(each) for name, each in schema.items()}
+    if "properties" in found and "type" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def _schema(kind: str) -> dict[str, Any]:
+    return _strict(yaml.safe_load((CRDS / f"{kind.lower()}.yaml").read_text()))
+
+
+def _check_object(_: Any, kind: str, part: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    try:
+        kubernetes_validate.validate(OF_KUBERNETES[kind](part), VERSION, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        yield jsonschema.ValidationError(f"{kind}: {error}")
+
+
+def _check_schema(validator: Any, kind: str, part: Any, _: Any) -> Iterator[jsonschema.ValidationError]:
+    yield from validator.descend(part, _schema(kind)["properties"]["spec"])
+
+
+Validator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator, {"x-kubernetes-object": _check_object, "x-schema": _check_schema}
+)
+
+
+def check(found: dict[str, Any]) -> None:
+    """Check an object against the schema of its kind."""
+    if (CRDS / f"{found['kind'].lower()}.yaml").exists():
+        Validator(_schema(found["kind"])).validate(found)
+    else:
+        kubernetes_validate.validate(found, VERSION, strict=True)
+
+
+def pods(found: Any) -> Iterator[dict[str, Any]]:
+    """All pod specs within an object."""
+    for each in found if isinstance(found, list) else found.values() if isinstance(found, dict) else ():
+        yield from pods(each)
+    if isinstance(found, dict) and "containers" in found:
+        yield found
+
+
+def objects(kind: str) -> dict[str, dict[str, Any]]:
+    return {each["kind"]: each for each in kustomization.render(FOLDER / kind)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_object_fits_its_schema(kind: str) -> None:
+    for each in kustomization.render(FOLDER / kind):
+        check(each)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("Job", "spec.completion", 2),
+        ("JobSet", "spec.replicatedJobs.0.template.spec.template.spec.containers.0.comand", []),
+        ("JobSet", "spec.network.subDomain", "train"),
+        ("MPIJob", "spec.mpiReplicaSpecs.Worker.template.spec.restartPolicy", 1),
+        ("MPIJob", "spec.launcherCreationPolicy", "Later"),
+        ("ClusterTrainingRuntime", "spec.template.spec.failurePolicy.maxRestarts", "3"),
+        ("TrainJob", "spec.trainer.env", [{"value": "1"}]),
+        ("TrainJob", "spec.trainer.nodes", 2),
+    ],
+)
+def test_a_wrong_field_is_found(kind: str, path: str, value: object) -> None:
+    [found] = [each for name in KINDS for each in kustomization.render(FOLDER / name) if each["kind"] == kind][:1]
+    check(found)
+    *parts, last = path.split(".")
+    part: Any = found
+    for each in parts:
+        part = part[int(each) if isinstance(part, list) else each]
+    part[last] = value
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check(found)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("kustomization.yaml")), ids=lambda path: path.parent.name)
+def test_a_kustomization_lists_what_there_is(path: Path) -> None:
+    named = kustomization.references(path.parent)
+    assert all(each.exists() for each in named)
+    beside = {each for each in path.parent.iterdir() if each.suffix == ".yaml"} - {path}
+    assert {each for each in named if each.suffix} == beside
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubectl_makes_the_same(kind: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run([kubectl, "kustomize", FOLDER / kind], capture_output=True, text=True, check=True, timeout=60)
+    expected = sorted(yaml.safe_load_all(done.stdout), key=json.dumps)
+    order = {"sort_keys": True}
+    found = kustomization.render(FOLDER / kind)
+    assert sorted(json.dumps(each, **order) for each in found) == sorted(json.dumps(each, **order) for each in expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_have_no_rights(kind: str) -> None:
+    found = list(pods([{name: each for name, each in objects(kind).items() if name != "TrainJob"}]))
+    assert found or kind == "trainjob"
+    for pod in found:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 1000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is (kind == "elastic")
+        [container] = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def test_workers_have_time_to_leave() -> None:
+    for kind in KINDS:
+        for pod in pods(kustomization.render(FOLDER / kind)):
+            variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+            assert config.SETTINGS["grace_period"].variable == "HOROVODLIKE_GRACE_PERIOD"
+            assert float(variables["HOROVODLIKE_GRACE_PERIOD"]) + 5 <= pod["terminationGracePeriodSeconds"]
+
+
+def test_no_file_has_a_key() -> None:
+    assert not [
+        path
+        for path in FOLDER.rglob("*")
+        if path.is_file() and re.search("kind: Secret|[0-9a-f]{32}", path.read_text())
+    ]
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_objects_around_a_job_are_for_its_pods(kind: str) -> None:
+    found = objects(kind)
+    chosen = found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    [rule] = found["NetworkPolicy"]["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": chosen}}]}
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == chosen
+    if kind == "trainjob":
+        assert chosen == {"jobset.sigs.k8s.io/jobset-name": found["TrainJob"]["metadata"]["name"]}
+        return
+    text = json.dumps(found)
+    for labels in re.findall(r'"labels": (\{.*?\})', text):
+        assert chosen.items() <= json.loads(labels).items()
+    for pod in pods(found):
+        assert pod["serviceAccountName"] == found["ServiceAccount"]["metadata"]["name"]
+    if "Service" in found:
+        assert found["Service"]["spec"]["selector"] == chosen
+        assert found["Service"]["metadata"]["name"] == found["Job"]["spec"]["template"]["spec"]["subdomain"]
+
+
+def test_numbers_of_nodes_agree() -> None:
+    job = objects("indexed-job")["Job"]["spec"]
+    jobset = objects("jobset")["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    for spec in (job, jobset):
+        words = spec["template"]["spec"]["containers"][0]["command"]
+        assert words[words.index("--nnodes") + 1] == str(spec["completions"]) == str(spec["parallelism"])
+    spec = objects("elastic")["Job"]["spec"]
+    words = spec["template"]["spec"]["containers"][0]["command"]
+    least, most = map(int, words[words.index("--nnodes") + 1].split(":"))
+    assert least <= spec["completions"] == spec["parallelism"] <= most
+
+
+def test_the_role_has_the_least_rights() -> None:
+    found = objects("elastic")
+    assert found["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+    [subject] = found["RoleBinding"]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": found["ServiceAccount"]["metadata"]["name"]}
+    assert not any({"Role", "ClusterRole"} & objects(kind).keys() for kind in KINDS if kind != "elastic")
+
+
+def blocks_of_the_page(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_kustomization_of_the_page_works(tmp_path: Path) -> None:
+    """It stands beside a checkout of this project."""
+    [overlay] = [block for block in blocks_of_the_page("yaml") if "images:" in block]
+    (tmp_path / "kustomization.yaml").write_text(overlay)
+    (tmp_path / "horovodlike").symlink_to(ROOT)
+    found = kustomization.render(tmp_path)
+    for each in found:
+        check(each)
+    [pod] = pods(found)
+    [container] = pod["containers"]
+    assert container["image"] == "registry.example/train:1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    [job] = [each["spec"] for each in found if each["kind"] == "Job"]
+    assert container["command"][:3] == ["hvdrun", "--nnodes", str(job["completions"])]
+    assert "horovodlike/packaging/kubernetes/indexed-job" in overlay
+
+
+@pytest.mark.parametrize("name", ["state", "shm"])
+def test_the_patches_of_the_page_fit(tmp_path: Path, name: str) -> None:
+    [patch] = [block for block in blocks_of_the_page("yaml") if f"name: {name}," in block and "images:" not in block]
+    patches = [{"target": {"kind": "Job"}, "patch": patch}]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["elastic"], "patches": patches}))
+    (tmp_path / "elastic").symlink_to(FOLDER / "elastic")
+    [job] = [each for each in kustomization.render(tmp_path) if each["kind"] == "Job"]
+    check(job)
+    [pod] = pods(job)
+    assert pod["volumes"][1]["name"] == pod["containers"][0]["volumeMounts"][1]["name"] == name
+
+
+def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
+    lines = [line for block in blocks_of_the_page("sh") for line in block.splitlines()]
+    [scaling] = [line for line in lines if "kubectl patch" in line]
+    words = shlex.split(scaling)
+    job = objects("elastic")["Job"]
+    job["spec"] |= json.loads(words[-1])["spec"]
+    check(job)
+    assert words[:4] == ["kubectl", "patch", "job", job["metadata"]["name"]]
+    targets = {"cpu": "cpu", "cuda": "cuda", "ssh": None}
+    for line in lines:
+        if line.startswith("docker"):
+            words = shlex.split(line)
+            file, tag = words[words.index("-f") + 1], words[words.index("-t") + 1]
+            assert (ROOT / file).exists()
+            target = targets[tag.removeprefix("horovodlike:")]
+            assert target is None or f"AS {target}\n" in (ROOT / file).read_text()
+        for folder in re.findall(r"apply -k (packaging\S+)", line):
+            assert (ROOT / folder / "kustomization.yaml").exists()
+    [keys] = [line for line in lines if "create secret" in line]
+    if shutil.which("kubectl") and shutil.which("openssl"):
+        done = subprocess.run(
+            ["sh", "-c", f"{keys} --dry-run=client -o yaml"], capture_output=True, text=True, check=True, timeout=60
+        )
+        secret = yaml.safe_load(done.stdout)
+        [variable] = [each for pod in pods(job) for each in pod["containers"][0]["env"] if "valueFrom" in each]
+        wanted = variable["valueFrom"]["secretKeyRef"]
+        assert secret["metadata"]["name"] == wanted["name"]
+        assert re.fullmatch(r"[0-9a-f]{64}", base64.b64decode(secret["data"][wanted["key"]]).decode())

@@ -27,9 +27,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks, set of wheels and Ray cluster made by one worker.
+    """With `pytest -n 3 --dist loadgroup`, have one worker make what several tests share.
 
-    The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
+    These are pools of ranks, wheels, a Ray cluster and sessions of Spark. The mark `xdist_group` would say the same, but
+    xdist 3.8 ignores it under pytest 9.2.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
@@ -43,7 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 return "ray"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
-                return nodeid.partition("::")[0] if re.search("tests/(cluster|packaging)/", nodeid) else nodeid
+                shares = re.search("tests/(cluster|packaging)/|test_spark_(run|estimators)", nodeid)
+                return nodeid.partition("::")[0] if shares else nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
             return f"{framework[1]} on {size[1] if size else 2} ranks"
 

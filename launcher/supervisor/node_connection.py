@@ -244,11 +244,7 @@ class NodeListener:
         for listener in self._listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, listener)
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return int(self._listeners[0].getsockname()[1])
+        self.port: int = self._listeners[0].getsockname()[1]
 
     def __enter__(self) -> "NodeListener":
         """Return the listener, which listens already."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,19 @@ import pytest
 pytest.importorskip("pyspark")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 import tools  # noqa: E402
+from spark_programs import Program  # noqa: E402
 
 _NO_JAVA = tools.missing("java")
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.sql.shuffle.partitions": "2"}
-# Executors take it from the driver's environment; the Python that `PATH` has first lacks the package.
-os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """The environment of drivers, from which executors take theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)  # the Python that `PATH` has first lacks the package
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,8 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"no Spark: {_NO_JAVA}"))
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def spark(environment: None) -> Iterator[Any]:
     """A session of classic Spark with two slots, in this process."""
     from pyspark.sql import SparkSession
 
@@ -47,9 +52,6 @@ def spark() -> Iterator[Any]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
-
-
-Program = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -86,34 +88,3 @@ def program(tmp_path: Path) -> Iterator[Program]:
             child.kill()
         process.kill()
         process.communicate()
-
-
-def output_of(process: subprocess.Popen[str], seconds: float = 280) -> str:
-    """Return what a driver has written, once it has ended with 0."""
-    said, _ = process.communicate(timeout=seconds)
-    errors = Path(process.args[1]).with_name("stderr").read_text()  # type: ignore[index]
-    kept = [line for line in errors.splitlines() if not re.match(r"\s+at |.*(WARN|INFO|ERROR) ", line)]
-    assert process.returncode == 0, "\n".join([said, *kept[-60:]])
-    return said
-
-
-def ranks_left(mark: str) -> list[int]:
-    """Return the processes that have this text in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SPARK_TEST_MARK") == mark:
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again whether a condition holds, for some time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

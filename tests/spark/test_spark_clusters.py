@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Program, output_of, ranks_left, wait_until
+from spark_programs import Program, output_of, ranks_left, wait_until
 
 pytestmark = pytest.mark.slow
 

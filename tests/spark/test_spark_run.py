@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from conftest import ranks_left, wait_until
+from spark_programs import ranks_left, wait_until
 
 import horovodlike.spark as hvd_spark
 from horovodlike.errors import ConfigError

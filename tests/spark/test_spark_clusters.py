@@ -15,8 +15,6 @@ import psutil
 import pytest
 from spark_programs import Program, output_of, ranks_left, wait_until
 
-pytestmark = pytest.mark.slow
-
 CLUSTER = "local-cluster[2,1,1024]"
 
 SUM = """
@@ -74,6 +72,7 @@ assert horovodlike.spark.run(total, (10,), num_proc=2) == [(0, 2, 21), (1, 2, 21
 """
 
 
+@pytest.mark.slow
 def test_a_lost_executor_is_an_error_and_the_next_job_runs(program: Program) -> None:
     mark = secrets.token_hex(8)
     said = output_of(program(f"MARK = {mark!r}{SUM}{KILLED}", CLUSTER))
@@ -114,6 +113,7 @@ except horovodlike.launcher.errors.RankFailedError as error:
 """
 
 
+@pytest.mark.thorough
 def test_an_elastic_job_continues_from_its_last_commit(program: Program) -> None:
     said = output_of(program(SUM + ELASTIC, CLUSTER))
     results, limit = said.splitlines()[-2:]
@@ -125,6 +125,7 @@ def test_an_elastic_job_continues_from_its_last_commit(program: Program) -> None
     assert "ranks were lost 2 times, and reset_limit=1" in limit
 
 
+@pytest.mark.thorough
 def test_no_rank_is_left_when_the_driver_is_killed(program: Program, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     text = f"""
@@ -143,6 +144,7 @@ def test_no_rank_is_left_when_the_driver_is_killed(program: Program, tmp_path: P
     assert wait_until(lambda: not ranks_left(mark), 30)
 
 
+@pytest.mark.slow
 def test_spark_connect(program: Program) -> None:
     text = """
     assert horovodlike.spark.run(total, (10,), num_proc=2) == [(0, 2, 21), (1, 2, 21)]
@@ -232,6 +234,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.thorough
 def test_a_standalone_cluster(program: Program, standalone: str) -> None:
     text = """
     print(horovodlike.spark.run(total, (10,), num_proc=2))
@@ -246,6 +249,7 @@ def test_a_standalone_cluster(program: Program, standalone: str) -> None:
     assert "num_proc=3 needs 3 slots of Spark at the same time, and the cluster has 2 " in few
 
 
+@pytest.mark.thorough
 def test_a_missing_package_on_the_executors_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     other = next((path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)), None)
     if other is None or subprocess.run([other, "-c", "import horovodlike"], capture_output=True).returncode == 0:
@@ -261,6 +265,7 @@ def test_a_missing_package_on_the_executors_is_named(program: Program, monkeypat
     assert output_of(program(text, CLUSTER)).splitlines()[-1] == "True"
 
 
+@pytest.mark.thorough
 def test_the_programs_of_the_page_run(program: Program) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "users" / "spark.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)

@@ -21,8 +21,9 @@ from horovodlike.spark.torch import TorchEstimator, TorchModel
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize(
+    "framework", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("keras", marks=pytest.mark.thorough)]
+)
 def test_the_digits_are_learned(framework: str, tmp_path: Path) -> None:
     environ = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONWARNINGS": "ignore"}
     script = ROOT / "examples" / "spark" / f"digits_{framework}.py"
@@ -42,7 +43,7 @@ def test_the_digits_are_learned(framework: str, tmp_path: Path) -> None:
     assert left == {"runs"}, "the data are removed, the checkpoint is kept"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_is_continued_and_vectors_are_columns(spark: Any, tmp_path: Path) -> None:
     import torch
     from pyspark.ml.linalg import Vectors

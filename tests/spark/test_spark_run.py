@@ -161,6 +161,14 @@ def test_only_the_last_output_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     assert [row[3] for row in kept] == [b"123456\n"]
 
 
+def test_horovods_names_lead_here() -> None:
+    from horovodlike.compat import counterpart
+
+    for name, module in {"": "", ".torch": ".torch", ".common.store": ".store", ".common.backend": ".backend"}.items():
+        row = counterpart(f"horovod.spark{name}")
+        assert row is not None and row.module == f"horovodlike.spark{module}"
+
+
 def test_nothing_of_spark_is_imported_by_the_package() -> None:
     text = "import sys, horovodlike, horovodlike.launcher.cli; assert 'pyspark' not in sys.modules"
     subprocess.run([sys.executable, "-c", text], check=True)

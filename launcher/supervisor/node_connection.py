@@ -214,7 +214,11 @@ Joined = tuple[NodeConnection, int, Frame]
 
 
 class NodeListener:
-    """The listener to which the launchers of the other nodes connect. Used as a context manager."""
+    """The listener to which the launchers of the other nodes connect. Used as a context manager.
+
+    Attributes:
+        port: The port on which it listens.
+    """
 
     def __init__(self, key: JobKey, nnodes: int, addresses: Sequence[str], port: int, *, named: bool = False) -> None:
         """Listen.

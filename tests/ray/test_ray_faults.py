@@ -156,14 +156,15 @@ from horovodlike.ray import RayExecutor
 ray.init(address=sys.argv[1], log_to_driver=False)
 executor = RayExecutor(RayExecutor.create_settings(60), num_workers=2)
 executor.start()
-print(*executor.run(os.getpid), flush=True)
+print("workers", *executor.run(os.getpid), flush=True)
 executor.run(lambda: time.sleep(600))
 """
     )
     command = [sys.executable, "-P", str(script), cluster.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
-        pids = [int(word) for word in driver.stdout.readline().split()]
+        told = next(line for line in driver.stdout if line.startswith("workers "))  # Ray prints there, too
+        pids = [int(word) for word in told.split()[1:]]
         assert len(pids) == 2 and not all_ended(pids)
         driver.kill()
     wait_until(lambda: all_ended(pids), 30)

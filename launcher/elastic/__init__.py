@@ -37,7 +37,16 @@ _FAREWELL_S = 2.0
 
 
 class DiscoveryError(RuntimeError):
-    """The hosts could not be discovered this time; the message says why."""
+    """The hosts could not be discovered this time; the message says why.
+
+    Attributes:
+        may_pass: Whether it may help to wait; then a job that begins does so until its start timeout.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        """Keep the attributes."""
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class HostDiscovery(ABC):

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from horovodlike.launcher.agent.protocol import (
     encode_text,
     to_native,
 )
+from horovodlike.launcher.elastic.called_hosts import LEFT
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning import ElasticSpec, JobSpec, Nodes
@@ -33,7 +35,7 @@ from horovodlike.launcher.planning.plan import RankPlan, inherited, tuning_varia
 from horovodlike.launcher.supervisor.agent_startup import start_message
 from horovodlike.launcher.supervisor.connection import start_local_agent
 from horovodlike.launcher.supervisor.job import GRACE_S, Outcome
-from horovodlike.launcher.supervisor.node_connection import connect_node
+from horovodlike.launcher.supervisor.node_connection import NodeConnection, connect_node
 from horovodlike.launcher.supervisor.node_job import key_of_ranks
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.static_job import Launch
@@ -107,6 +109,14 @@ class _WorkerRelay(Relay):
 class CallInLaunch(Launch):
     """The steps of a host that calls in. Its workers are planned by the driver."""
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Take the arguments of :class:`Launch`."""
+        super().__init__(*given, **named)
+        self._lock = threading.Lock()  # of the three, for leave()
+        self._uplink: NodeConnection | None = None
+        self._relay: _WorkerRelay | None = None
+        self.left = False
+
     @property
     def prints(self) -> bool:
         """Whether the output of the workers stays here."""
@@ -125,13 +135,16 @@ class CallInLaunch(Launch):
         assert nodes is not None
         deadline = time.monotonic() + spec.start_timeout
         place = (0, 0) if nodes.number is None else (nodes.number, nodes.count)
-        self._uplink = connect_node(nodes.key, *place, nodes.host, nodes.port, deadline)
-        self._stack.callback(self._uplink.hang_up)
+        uplink = connect_node(nodes.key, *place, nodes.host, nodes.port, deadline, lambda: self.left)
+        self._stack.callback(uplink.hang_up)
+        with self._lock:
+            self._uplink = uplink
+            self._check_left()
         join = {"version": installed_version(), "host": socket.gethostname(), "num_proc": spec.num_proc}
-        self._uplink.send(FrameKind.JOIN, 0, encode_text({**join, "name": nodes.name, "prints": nodes.prints}))
+        uplink.send(FrameKind.JOIN, 0, encode_text({**join, "name": nodes.name, "prints": nodes.prints}))
         deadline = time.monotonic() + spec.start_timeout
         try:
-            frame, *self._early = self._uplink.await_frame(deadline, FrameKind.PLACE, FrameKind.OUTCOME)
+            frame, *self._early = uplink.await_frame(deadline, FrameKind.PLACE, FrameKind.OUTCOME)
         except (OSError, InvalidFrameError) as error:
             raise HostsError(f"node 0 has gone, or is stuck ({error}); see what it prints") from None
         if frame.kind is FrameKind.OUTCOME:
@@ -150,20 +163,34 @@ class CallInLaunch(Launch):
         self._stack.callback(agent.close)
         self._say()
         patience = self._spec.start_timeout
-        self._relay = _WorkerRelay(agent, self._uplink, self._output, self._wakeup, patience, job=self)
-        self._attach(self._relay)
+        relay = _WorkerRelay(agent, self._uplink, self._output, self._wakeup, patience, job=self)
+        with self._lock:
+            self._check_left()
+            self._relay = relay
+        self._attach(relay)
 
     def supervise(self) -> None:
         """Run until the driver has ended the job, or this host has left it."""
+        assert self._relay is not None
         self._exit_code = self._relay.run(self._early)
 
     def attribute(self) -> Outcome:
         """Return the exit code that the driver has decided, and why if it has said so."""
+        assert self._relay is not None
         return Outcome(exit_code=self._exit_code, trouble=self._relay.reason or None)
 
     def leave(self) -> None:
         """Have this host leave the job, as SIGTERM does; a second call kills the workers. From any thread."""
-        self._relay.interrupt(signal.SIGTERM)
+        with self._lock:
+            self.left = True
+            if self._relay is not None:
+                self._relay.interrupt(signal.SIGTERM)
+            elif self._uplink is not None:
+                self._uplink.kill()
+
+    def _check_left(self) -> None:
+        if self.left:
+            raise HostsError("this host was told to leave before the job had workers for it")
 
     # For the relay.
 
@@ -250,11 +277,16 @@ class CallIn:
         Raises:
             HostsError: The job cannot be reached, does not accept the key, or refuses this host; the message says why.
         """
-        with self._stack:
-            self._launch.resolve()
-            self._launch.probe()
-            self._launch.start()
-            self._launch.supervise()
+        try:
+            with self._stack:
+                self._launch.resolve()
+                self._launch.probe()
+                self._launch.start()
+                self._launch.supervise()
+        except HostsError:
+            if self._launch.left:  # before it had workers
+                return LEFT
+            raise
         outcome = self._launch.attribute()
         self._reason = outcome.trouble or ""
         return outcome.exit_code

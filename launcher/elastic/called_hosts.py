@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovodlike._net.secure_channel import JobKey
-from horovodlike.launcher.agent.protocol import FrameKind, encode_seconds, encode_text
+from horovodlike.launcher.agent.protocol import FrameKind, InvalidFrameError, encode_seconds, encode_text
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import HostsError, counted
 from horovodlike.launcher.supervisor.connection import FrameConnection
@@ -21,7 +21,7 @@ __all__ = ["CalledHosts"]
 _ASK_AFTER_S = 0.5
 _LOOK_S = 0.1
 _PROBE_S = 60.0
-_LEFT = exit_code(-15)
+LEFT = exit_code(-15)
 """The exit code of a launcher whose node leaves while the job goes on: as if SIGTERM had ended it."""
 _LONGEST_NAME = 253
 
@@ -56,7 +56,14 @@ class _Contender:
     caller: Caller
     older: Caller
     ask_at: float
-    asked: bool = False
+    arrivals: int | None = None  # of the older one when it was asked
+
+    def has_gone(self) -> bool:
+        """Return whether it has hung up."""
+        try:
+            return self.caller.connection.receive() is None
+        except (OSError, InvalidFrameError):
+            return True
 
 
 class CalledHosts(HostDiscovery):
@@ -175,7 +182,7 @@ class CalledHosts(HostDiscovery):
         for caller in [each for each in self._callers.values() if each.name == host]:
             del self._callers[caller.identity]
             why = "" if caller.leaving else "hvdrun: this node has left the job, which goes on without it"
-            self._dismiss(caller.connection, *((_LEFT, why) if verdict is None else verdict))
+            self._dismiss(caller.connection, *((LEFT, why) if verdict is None else verdict))
 
     def dismiss(self, exit_code: int, why: str) -> None:
         """Tell the launchers of all hosts how the job has ended."""
@@ -249,7 +256,10 @@ class CalledHosts(HostDiscovery):
         now = time.monotonic()
         for contender in list(self._contenders):
             caller, older = contender.caller, contender.older
-            if self._callers.get(caller.identity) is not older:
+            if contender.has_gone():
+                self._contenders.remove(contender)
+                caller.connection.hang_up()
+            elif self._callers.get(caller.identity) is not older:
                 self._contenders.remove(contender)
                 if caller.identity in self._callers:
                     self._refuse(caller.connection, self._explain_double(caller))
@@ -257,10 +267,10 @@ class CalledHosts(HostDiscovery):
                     yield admitted
             elif older.leaving:  # as a pod that Kubernetes replaces before it has ended
                 continue
-            elif not contender.asked and now >= contender.ask_at:
-                contender.asked, contender.ask_at = True, now
+            elif contender.arrivals is None and now >= contender.ask_at:
+                contender.arrivals = older.connection.arrivals
                 older.connection.send(FrameKind.ALIVE, 0, encode_seconds(_PROBE_S))
-            elif contender.asked and older.connection.heard_at > contender.ask_at:
+            elif contender.arrivals is not None and older.connection.arrivals > contender.arrivals:
                 self._contenders.remove(contender)
                 self._refuse(caller.connection, self._explain_double(caller))
 

@@ -47,7 +47,7 @@ class DnsDiscovery(HostDiscovery):
         self._slots = slots
 
     def find(self) -> dict[str, int]:
-        """Resolve the name; a name that does not exist (yet) stands for no host.
+        """Resolve the name; a name that does not exist (yet) stands for no host. IPv6 counts only without IPv4.
 
         Raises:
             DiscoveryError: The name servers do not answer, or refuse.
@@ -57,10 +57,13 @@ class DnsDiscovery(HostDiscovery):
         except socket.gaierror as error:
             if error.errno in _ABSENT:
                 return {}
-            raise DiscoveryError(f"{self._name} cannot be resolved: {error.strerror}") from None
+            raise DiscoveryError(f"{self._name} cannot be resolved: {error.strerror}", may_pass=True) from None
         except UnicodeError:
             raise DiscoveryError(f"{self._name!r} cannot be the name of a service") from None
-        return {str(address[0]): self._slots for *_, address in sorted(found, key=lambda each: str(each[4][0]))}
+        # A pod of a Service with both families has an address of each.
+        families = {each[0] for each in found}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        return {address: self._slots for address in sorted(str(each[4][0]) for each in found if each[0] == family)}
 
 
 class KubernetesDiscovery(HostDiscovery):
@@ -112,9 +115,9 @@ class KubernetesDiscovery(HostDiscovery):
                 self._namespace, label_selector=self._selector, resource_version="0", _request_timeout=_TIMEOUT_S
             )
         except self._error as error:
-            raise DiscoveryError(self._explain(error)) from None
+            raise DiscoveryError(self._explain(error), may_pass=error.status not in (401, 403)) from None
         except (HTTPError, OSError) as error:
-            raise DiscoveryError(f"the Kubernetes API cannot be reached: {error}") from None
+            raise DiscoveryError(f"the Kubernetes API cannot be reached: {error}", may_pass=True) from None
         running = [
             pod
             for pod in pods.items

@@ -25,6 +25,9 @@ from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.node_job import key_of_ranks, listening_addresses
 from horovodlike.launcher.supervisor.static_job import Launch
+from horovodlike.launcher.supervisor.waiting import Waiting
+
+_ASK_AGAIN_S = 0.2
 
 
 class ElasticLaunch(Launch):
@@ -42,16 +45,25 @@ class ElasticLaunch(Launch):
             self._discovery = _choose_discovery(self._spec, self._elastic, self._policy)
         self._hosts = DiscoveryThread(self._discovery, self._environ, self._spec.here)
         self._stack.callback(self._hosts.close)
-        try:
-            self._found = self._hosts.look()
-        except DiscoveryError as error:
-            raise HostsError(f"the hosts cannot be found out: {error}") from error
+        self._found = self._first_look(self._hosts)
         here, timeout = self._hosts.here, self._elastic.heartbeat_timeout
         self._spec = replace(self._spec, here=here, network_timeout=timeout)
 
     def probe(self) -> None:
         """Check that the workers of this host fit before anything starts; the other hosts are asked as they come."""
         self._check_this_host(self._found)
+
+    def _first_look(self, hosts: DiscoveryThread) -> dict[str, int]:
+        """Find the hosts, and wait for what may pass, such as name servers or an API server that do not answer yet."""
+        deadline, waiting = time.monotonic() + self._spec.start_timeout, Waiting()
+        while True:
+            try:
+                return hosts.look()
+            except DiscoveryError as error:
+                if not error.may_pass or time.monotonic() >= deadline:
+                    raise HostsError(f"the hosts cannot be found out: {error}") from error
+                waiting.note(f"waiting: the hosts cannot be found out yet: {error}")
+            time.sleep(_ASK_AGAIN_S)
 
     def _check_this_host(self, found: Mapping[str, int]) -> None:
         spec = self._spec
@@ -142,11 +154,8 @@ class CalledLaunch(ElasticLaunch):
         if self._discovery is not None:
             self._hosts = DiscoveryThread(self._discovery, {}, resolves=False)
             self._stack.callback(self._hosts.close)
-            try:
-                self._found = self._hosts.look()
-                self._called.allow(self._found)
-            except DiscoveryError as error:
-                raise HostsError(f"the hosts cannot be found out: {error}") from error
+            self._found = self._first_look(self._hosts)
+            self._called.allow(self._found)
 
 
 def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:

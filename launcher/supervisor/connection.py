@@ -29,6 +29,7 @@ class FrameConnection:
     Attributes:
         host: The name of the host at the other end, or None if it is this machine.
         heard_at: The time of the last arrival, as ``time.monotonic()``.
+        arrivals: How often something has arrived.
         over: The other end has reported that none of its processes is left.
     """
 
@@ -41,6 +42,7 @@ class FrameConnection:
         """
         self.host = host
         self.heard_at = time.monotonic()
+        self.arrivals = 0
         self.over = False
         self._reader = FrameReader(magic)
         self._unsent = bytearray()
@@ -80,7 +82,10 @@ class FrameConnection:
         except BlockingIOError:
             return []
         self.heard_at = time.monotonic()
-        return None if data is None else self._reader.feed(data)
+        if data is None:
+            return None
+        self.arrivals += 1
+        return self._reader.feed(data)
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
         """Update the events for which a selector waits.

@@ -363,7 +363,15 @@ class NodeListener:
         joining.connection.hang_up()
 
 
-def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
+def connect_node(
+    key: JobKey,
+    node: int,
+    nnodes: int,
+    host: str,
+    port: int,
+    deadline: float,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> NodeConnection:
     """Connect to the launcher of node 0; try again until it answers.
 
     Args:
@@ -373,6 +381,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
         host: A name or address of node 0.
         port: The port that it listens on.
         deadline: When to give up, as ``time.monotonic()``.
+        cancelled: Returns whether to give up now.
 
     Raises:
         HostsError: Node 0 does not answer in time, does not accept the key, or has another version.
@@ -383,7 +392,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     problem = "timed out"
     denials = 0
     waiting = Waiting()
-    while (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - time.monotonic()) > 0 and not cancelled():
         pause = _RETRY_S
         try:
             for connected in dial(host, port, min(left, _LOOK_UP_AGAIN_S)):

@@ -19,7 +19,7 @@ from horovodlike.launcher.agent.protocol import FrameKind, encode_text
 from horovodlike.launcher.elastic.call_in import CallIn, call_in
 from horovodlike.launcher.elastic.called_hosts import CalledHosts
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.supervisor.node_connection import connect_node
+from horovodlike.launcher.supervisor.node_connection import NodeConnection, connect_node
 
 HERE = "127.0.0.1"
 SLACK_S = 20.0
@@ -290,6 +290,59 @@ def test_a_host_that_makes_no_sense(
     why = "which it does not have" if described else "is not understood"
     assert why in capfd.readouterr().err
     assert why in ends[0]
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_a_host_that_leaves_before_it_has_workers(called: CalledHosts, callers: Callers, connects: bool) -> None:
+    joined = []
+    if not connects:
+        called.close()
+    caller = callers.add("a", 1)
+    deadline = time.monotonic() + SLACK_S
+    while connects and not joined and time.monotonic() < deadline:  # it is not answered before the job begins
+        joined = called._listener.attend()
+        time.sleep(0.01)
+    caller.leave()
+    assert callers.join() == {"a": 143}
+    for connection, *_ in joined:
+        connection.hang_up()
+
+
+def test_a_host_that_gives_up_makes_room(called: CalledHosts) -> None:
+    def call(name: str) -> NodeConnection:
+        connection = connect_node(called.key, 0, 0, HERE, called.port, time.monotonic() + SLACK_S)
+        join = {"version": installed_version(), "host": "h", "name": name, "num_proc": 1}
+        connection.send(FrameKind.JOIN, 0, encode_text(join))
+        return connection
+
+    said: list[str] = []
+    called.set_say(said.append)
+    names: list[str] = []
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            names.extend(caller.name for caller in called.attend())
+            time.sleep(0.01)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    try:
+        older = call("a")
+        older.await_frame(time.monotonic() + SLACK_S, FrameKind.PLACE)
+        newer = call("a")  # the older one never answers
+        other = call("b")  # so that the newer one is known
+        other.await_frame(time.monotonic() + SLACK_S, FrameKind.PLACE)
+        newer.hang_up()
+        older.hang_up()
+        deadline = time.monotonic() + SLACK_S
+        while called._contenders and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        ended.set()
+        server.join()
+    assert not called._contenders and names == ["a", "b"]
+    other.hang_up()
 
 
 def test_a_job_that_is_not_there(called: CalledHosts) -> None:

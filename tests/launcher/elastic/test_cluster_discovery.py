@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from kubernetes_api import KubernetesApi, pod
 from test_elastic_nodes import HOST, Nodes, at_size, nodes
 
-from horovodlike.launcher.elastic import DiscoveryError, cluster_discovery
+import horovodlike
+from horovodlike.launcher.elastic import DiscoveryError, HostDiscovery, cluster_discovery
 from horovodlike.launcher.elastic.cluster_discovery import DnsDiscovery, KubernetesDiscovery, find_discovery
-from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.errors import HostsError, UsageError
 
 __all__ = ["nodes"]  # a fixture
 
@@ -50,6 +52,40 @@ def test_pods_that_run(api: KubernetesApi, discovery: KubernetesDiscovery) -> No
     assert list(discovery.find().items()) == [("10.0.0.7", 4), ("10.0.0.2", 4)]
     assert api.asked[-1].startswith("/api/v1/namespaces/ml/pods?")
     assert "resourceVersion=0" in api.asked[-1]
+
+
+def test_a_pod_with_addresses_of_both_families_is_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [(socket.AF_INET6, 0, 0, "", ("fd00::7", 0, 0, 0)), (socket.AF_INET, 0, 0, "", ("10.0.0.7", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert DnsDiscovery("train", slots=2).find() == {"10.0.0.7": 2}
+    both.pop()
+    assert DnsDiscovery("train").find() == {"fd00::7": 1}
+
+
+class _Late(HostDiscovery):
+    """Finds hosts when it has failed a number of times."""
+
+    def __init__(self, *errors: DiscoveryError) -> None:
+        self._errors = list(errors)
+
+    def find(self) -> dict[str, int]:
+        if self._errors:
+            raise self._errors.pop()
+        return {"localhost": 1}
+
+
+def test_a_job_waits_for_a_discovery_that_is_late() -> None:
+    late = _Late(*[DiscoveryError("there is no answer", may_pass=True)] * 2)
+    assert horovodlike.run(int, num_proc=1, host_discovery=late) == [0]
+
+
+@pytest.mark.parametrize(("may_pass", "seconds"), [(True, 1), (False, 60)])
+def test_a_job_does_not_wait_for_ever_or_in_vain(may_pass: bool, seconds: float) -> None:
+    never = _Late(*[DiscoveryError("there is no answer", may_pass=may_pass)] * 1000)
+    began = time.monotonic()
+    with pytest.raises(HostsError, match="the hosts cannot be found out: there is no answer"):
+        horovodlike.run(int, num_proc=1, host_discovery=never, start_timeout=seconds)
+    assert time.monotonic() - began < 30
 
 
 def test_a_service_account_without_the_right(api: KubernetesApi, discovery: KubernetesDiscovery) -> None:

@@ -149,22 +149,29 @@ def test_completion_indexes(fresh_cluster: Callable[..., Cluster], pods: Pods, k
     names = [f"{prefix}-{host.number}" for host in cluster.hosts]
     resolve(cluster, {f"{name}.{subdomain}": host.ipv4 for name, host in zip(names, cluster.hosts, strict=True)})
 
-    def start() -> list[subprocess.Popen[bytes]]:
+    def start(*wrapper: str) -> list[subprocess.Popen[bytes]]:
         return [
-            pods.start(host, container, name, *CONTAINER, JOB_COMPLETION_INDEX=str(host.number))
+            pods.start(host, container, name, *wrapper, JOB_COMPLETION_INDEX=str(host.number))
             for name, host in zip(names, cluster.hosts, strict=True)
         ]
 
-    check_sum(pods, start())
+    check_sum(pods, start(*CONTAINER))
     assert cluster.processes() == {}
     (pods.folder / "train.py").write_text(FOREVER)
-    jobs = start()
+    jobs = start(*CONTAINER)
     for each in jobs:
         pods.wait(each, "ready")
     jobs[-1].kill()  # a pod is lost: all fail, so that the controller starts them anew
     for each in jobs[:-1]:
         assert each.wait(SLACK_S) == 1, pods.text(each)
     wait_until(lambda: cluster.processes() == {}, "the end of everything")
+    jobs = start()
+    for each in jobs:
+        pods.wait(each, "ready")
+    jobs[-1].send_signal(signal.SIGTERM)  # a pod is evicted: all end with a code that is not counted
+    uncounted = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+    for each in jobs:
+        assert each.wait(SLACK_S) in uncounted, pods.text(each)
 
 
 def test_a_trainjob(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:

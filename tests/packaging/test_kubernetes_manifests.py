@@ -102,6 +102,7 @@ def test_every_object_fits_its_schema(kind: str) -> None:
     ("kind", "path", "value"),
     [
         ("Job", "spec.completion", 2),
+        ("Job", "spec.podFailurePolicy.rules.1.onExitCodes.values", ["143"]),
         ("JobSet", "spec.replicatedJobs.0.template.spec.template.spec.containers.0.comand", []),
         ("JobSet", "spec.network.subDomain", "train"),
         ("MPIJob", "spec.mpiReplicaSpecs.Worker.template.spec.restartPolicy", 1),
@@ -207,6 +208,40 @@ def test_numbers_of_nodes_agree() -> None:
     words = spec["template"]["spec"]["containers"][0]["command"]
     least, most = map(int, words[words.index("--nnodes") + 1].split(":"))
     assert least <= spec["completions"] == spec["parallelism"] <= most
+
+
+def actions(spec: dict[str, Any]) -> dict[int | str, str]:
+    """Actions of a Job when a pod fails, by exit code or condition."""
+    found: dict[int | str, str] = {}
+    for rule in spec["podFailurePolicy"]["rules"]:
+        for code in rule.get("onExitCodes", {"values": []})["values"]:
+            found[code] = rule["action"]
+        for condition in rule.get("onPodConditions", []):
+            found[condition["type"]] = rule["action"]
+    return found
+
+
+def test_a_failure_restarts_what_it_should() -> None:
+    """143 is the end of hvdrun after SIGTERM to any pod; 2 is its usage error, which a surplus elastic pod has too."""
+    job = objects("indexed-job")["Job"]["spec"]
+    assert actions(job) == {"DisruptionTarget": "Ignore", 143: "Ignore", 2: "FailJob"}
+    assert job["backoffLimit"] == 3 * job["completions"]  # each time all may fail
+    elastic = objects("elastic")["Job"]["spec"]
+    assert actions(elastic) == {"DisruptionTarget": "Ignore", 143: "Ignore", 2: "FailIndex"}
+    assert elastic["backoffLimitPerIndex"] > 0  # FailIndex needs it
+    jobset = objects("jobset")["JobSet"]["spec"]
+    assert actions(jobset["replicatedJobs"][0]["template"]["spec"]) == {"DisruptionTarget": "FailJob", 143: "FailJob"}
+    [rule] = jobset["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+
+
+def test_an_elastic_job_ends_with_its_leader() -> None:
+    assert objects("elastic")["Job"]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+
+def test_one_elastic_pod_at_a_time_is_evicted() -> None:
+    found = objects("elastic")
+    assert found["PodDisruptionBudget"]["spec"]["minAvailable"] == found["Job"]["spec"]["completions"] - 1
 
 
 def test_the_role_has_the_least_rights() -> None:

@@ -42,6 +42,11 @@ def test_stages_refer_to_each_other() -> None:
     assert "cuda" in stages
 
 
+def test_the_image_asks_for_no_gpus() -> None:
+    """Else a pod without nvidia.com/gpu would see all GPUs of its node where NVIDIA's runtime is the default."""
+    assert "NVIDIA_VISIBLE_DEVICES" not in TEXT
+
+
 @pytest.mark.parametrize("step", [words for name, words in STEPS if name == "RUN"])
 def test_steps_are_programs_of_the_shell(step: str) -> None:
     subprocess.run(["sh", "-n"], input=step, text=True, check=True)

@@ -271,6 +271,7 @@ def test_the_kustomization_of_the_page_works(tmp_path: Path) -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
     [job] = [each["spec"] for each in found if each["kind"] == "Job"]
     assert container["command"][:3] == ["hvdrun", "--nnodes", str(job["completions"])]
+    assert job["backoffLimit"] == 3 * job["completions"]
     assert "horovodlike/packaging/kubernetes/indexed-job" in overlay
 
 
@@ -288,12 +289,15 @@ def test_the_patches_of_the_page_fit(tmp_path: Path, name: str) -> None:
 
 def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     lines = [line for block in blocks_of_the_page("sh") for line in block.splitlines()]
-    [scaling] = [line for line in lines if "kubectl patch" in line]
-    words = shlex.split(scaling)
-    job = objects("elastic")["Job"]
-    job["spec"] |= json.loads(words[-1])["spec"]
-    check(job)
-    assert words[:4] == ["kubectl", "patch", "job", job["metadata"]["name"]]
+    found = objects("elastic")
+    job, budget = found["Job"], found["PodDisruptionBudget"]
+    scaling = [shlex.split(line) for line in lines if "kubectl patch" in line]
+    assert [words[2] for words in scaling] == ["job", "pdb"]
+    for words, each in zip(scaling, (job, budget), strict=True):
+        each["spec"] |= json.loads(words[-1])["spec"]
+        check(each)
+        assert words[3] == each["metadata"]["name"]
+    assert budget["spec"]["minAvailable"] == job["spec"]["completions"] - 1
     targets = {"cpu": "cpu", "cuda": "cuda", "ssh": None}
     for line in lines:
         if line.startswith("docker"):

@@ -31,7 +31,9 @@ def detect(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Place |
     Raises:
         UsageError: What the platform says makes no sense, or contradicts itself.
     """
-    named = (arguments.hosts, arguments.hostfile, arguments.host_discovery_script)
+    named = [arguments.hosts, arguments.hostfile]
+    if arguments.nnodes is None:  # else these print names of nodes that have hvdrun
+        named += [arguments.host_discovery_script, arguments.discover]
     said = (arguments.nnodes, arguments.node_rank, arguments.rendezvous)
     if arguments.no_detect or arguments.mpi or any(each is not None for each in named) or None not in said:
         return None
@@ -72,6 +74,10 @@ def find_nodes(arguments: argparse.Namespace, place: Place | None, environ: Mapp
     text: str | None = arguments.nnodes
     if text is None and place is not None and place.hostfile is None and place.nnodes not in (None, 1):
         text = str(place.nnodes)
+    if text is None and place is not None and place.nnodes is None and place.is_among_others:
+        raise UsageError(
+            f"how many nodes are there? {place}; give --nnodes N, or --no-detect to run a job of its own on each node"
+        )
     if text is None:
         for flag in ("node_rank", "rendezvous", "secret_key_file"):
             if getattr(arguments, flag) is not None:

@@ -179,15 +179,16 @@ def establish(
 
 
 def _warn_if_alone(environ: Mapping[str, str]) -> None:
-    """Say so if the platform has started this process on each of several nodes, which would all train by themselves."""
+    """Say so if the platform may have started this process on several nodes, which would all train by themselves."""
     from horovodlike._bootstrap.place import Facts
     from horovodlike._bootstrap.places import detect_place
 
     with contextlib.suppress(ConfigError):
         node = detect_place(Facts(environ))
-        if node is not None and (node.nnodes or 1) > 1:
+        if node is not None and node.is_among_others:
+            count = "an unknown number of" if node.nnodes is None else node.nnodes
             print(
-                f"horovodlike warning: this process is a job of its own, although it is on one of {node.nnodes} nodes "
+                f"horovodlike warning: this process is a job of its own, although it is on one of {count} nodes "
                 f"({node}). Start it with hvdrun, which makes one job of them",
                 file=sys.stderr,
             )

@@ -50,6 +50,11 @@ class Place:
     key_advice: str = ""
     failure_file: str | None = None
 
+    @property
+    def is_among_others(self) -> bool:
+        """Whether other nodes start the same command: there are several, or nobody knows how many."""
+        return self.hostfile is None if self.nnodes is None else self.nnodes > 1
+
     def __str__(self) -> str:
         """Return one line that explains the place."""
         shown = {

@@ -65,15 +65,12 @@ def _trainer(facts: Facts) -> Place | None:
     )
     low, _, high = (facts.get("PET_NNODES") or "1").partition(":")
     nnodes = read_number(low, "PET_NNODES", 1)
-    if high and read_number(high, "PET_NNODES", 1) != nnodes:
-        raise ConfigError(
-            f"PET_NNODES={facts.get('PET_NNODES')} is a range, so the number of nodes is not known; give --nnodes"
-        )
+    most = read_number(high, "PET_NNODES", nnodes) if high else nnodes
     number = facts.number("PET_NODE_RANK")
-    if number is None and nnodes == 1:
+    if number is None and most == 1:
         number = 0
     if number is not None:
-        check_number("Kubeflow Trainer", nnodes, number, evidence)
+        check_number("Kubeflow Trainer", most, number, evidence)
     host, port = read_master(facts, "PET_")
     endpoint = facts.get("PET_RDZV_ENDPOINT")
     if host is None and endpoint:
@@ -82,7 +79,7 @@ def _trainer(facts: Facts) -> Place | None:
     if ranks not in ("gpu", "cpu", "auto", "gpu or 1"):
         ranks = read_number(str(ranks), "PET_NPROC_PER_NODE", 1)
     return Place(
-        "Kubeflow Trainer", evidence, nnodes, number, host, port, ranks, settings=_POD,
+        "Kubeflow Trainer", evidence, nnodes if nnodes == most else None, number, host, port, ranks, settings=_POD,
         key_advice=f"for a TrainJob: {_SECRET} (trainer.env)",
     )  # fmt: skip
 

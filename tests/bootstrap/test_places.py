@@ -52,6 +52,7 @@ HOSTFILE = {"/etc/mpi/hostfile": "a.job.ns.svc slots=4\nb.job.ns.svc slots=4\n"}
     [
         (TRAINER, ("Kubeflow Trainer", 3, 2, "job-node-0-0.job", 29500, 4)),
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, ("Kubeflow Trainer", 1, 0, None, None, "auto")),
+        ({**TRAINER, "PET_NNODES": "1:4"}, ("Kubeflow Trainer", None, 2, "job-node-0-0.job", 29500, 4)),
         ({**TRAINER, "PET_NNODES": "3:3"}, ("Kubeflow Trainer", 3, 2, "job-node-0-0.job", 29500, 4)),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "[fd00::1]:4000"},
@@ -221,7 +222,8 @@ def _vertex(**change: Any) -> dict[str, str]:
     [
         ({**TRAINER, "PET_NNODES": "two"}, "PET_NNODES='two' is not an integer of at least 1"),
         ({**TRAINER, "PET_NNODES": "0"}, "PET_NNODES='0' is not an integer of at least 1"),
-        ({**TRAINER, "PET_NNODES": "1:4"}, "PET_NNODES=1:4 is a range.*--nnodes"),
+        ({**TRAINER, "PET_NNODES": "4:1"}, "PET_NNODES='1' is not an integer of at least 4"),
+        ({**TRAINER, "PET_NNODES": "1:2"}, "node 2 is not one of 2 nodes"),
         ({**TRAINER, "PET_NODE_RANK": "3"}, "node 3 is not one of 3 nodes"),
         ({**TRAINER, "PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE='many'"),
         ({**TRAINER, "PET_MASTER_PORT": "70000"}, "PET_MASTER_PORT='70000' is no port"),

@@ -95,10 +95,28 @@ def test_a_gpu_is_wanted_and_missing() -> None:
         spec(PET_NNODES="1", PET_NPROC_PER_NODE="gpu", CUDA_VISIBLE_DEVICES="")
 
 
-def test_an_indexed_job_without_a_number_of_nodes_is_a_job_of_each_pod() -> None:
-    assert nodes(spec("-np", "2", **INDEXED)) is None
-    with pytest.raises(UsageError, match="how many ranks"):
-        spec(**INDEXED)
+@pytest.mark.parametrize("environ", [INDEXED, {"JOB_COMPLETION_INDEX": "0"}, {**TRAINER, "PET_NNODES": "1:4"}])
+@pytest.mark.parametrize("words", [[], ["-np", "2"], ["--min-np", "1"]])
+def test_an_unknown_number_of_nodes_is_not_one(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(UsageError, match="how many nodes are there.*give --nnodes N, or --no-detect"):
+        spec(*words, **environ, **KEY)
+    assert nodes(spec("-np", "2", "--no-detect", **environ)) is None
+    assert nodes(spec("-np", "2", "--min-np", "1", "--discover", "dns:train", **environ)) is None
+
+
+@pytest.mark.parametrize(("nnodes", "count", "least"), [("3", 3, None), ("1:4", 4, 1)])
+def test_nodes_of_a_range_are_said_by_an_option(nnodes: str, count: int, least: int | None) -> None:
+    job = spec("--nnodes", nnodes, **{**TRAINER, "PET_NNODES": "1:4"}, **KEY)
+    assert nodes(job) == (4, count, 2, "job-node-0-0.job", 29500)
+    assert job.nodes is not None and job.nodes.least == least
+
+
+def test_nodes_among_which_a_script_chooses_have_their_numbers() -> None:
+    words = ["--nnodes", "1:4", "--host-discovery-script", "true", "--rendezvous", "a:1", "-np", "2"]
+    assert nodes(spec(*words, JOB_COMPLETION_INDEX="0", **KEY)) == (2, 4, 0, "a", 1)
+
+
+def test_an_indexed_job_needs_the_number_of_nodes() -> None:
     given = ("--nnodes", "2", "--rendezvous", "train-0.train:29400")
     assert nodes(spec(*given, **INDEXED, **KEY, CUDA_VISIBLE_DEVICES="")) == (1, 2, 1, "train-0.train", 29400)
     with pytest.raises(UsageError, match=r"--rendezvous HOST:PORT.*Indexed Job \(JOB_COMPLETION_INDEX=1\).*not tell"):
@@ -299,13 +317,19 @@ ALONE = "import horovodlike; horovodlike.init(); print(horovodlike.size())"
 
 
 @pytest.mark.parametrize(
-    ("environ", "warns"), [(TRAINER, True), ({**TRAINER, "PET_NNODES": "x"}, False), (INDEXED, False)]
+    ("environ", "warning"),
+    [
+        (TRAINER, "it is on one of 3 nodes (Kubeflow Trainer"),
+        (INDEXED, "it is on one of an unknown number of nodes (Indexed Job"),
+        ({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}, None),
+        ({**TRAINER, "PET_NNODES": "x"}, None),
+    ],
 )
-def test_a_script_that_each_of_several_nodes_runs_alone_says_so(environ: dict[str, str], warns: bool) -> None:
+def test_a_script_that_each_of_several_nodes_runs_alone_says_so(environ: dict[str, str], warning: str | None) -> None:
     words = [sys.executable, "-c", ALONE]
     done = subprocess.run(
         words, env={**os.environ, **environ}, cwd="/", capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "1\n"
-    found = "this process is a job of its own, although it is on one of 3 nodes (Kubeflow Trainer" in done.stderr
-    assert found == warns
+    assert ("this process is a job of its own" in done.stderr) == (warning is not None)
+    assert (warning or "") in done.stderr

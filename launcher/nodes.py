@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
 from horovodlike._bootstrap.job_key import read_key_file, take_key
 from horovodlike._bootstrap.place import Facts, Place
-from horovodlike._bootstrap.places import detect_place
+from horovodlike._bootstrap.places import detect_place, find_failure_file
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.config import SETTINGS
 from horovodlike.errors import ConfigError
@@ -171,8 +171,7 @@ def number_of_ranks(place: Place | None, environ: Mapping[str, str]) -> int | No
 
 def report_failure(reason: str, environ: Mapping[str, str]) -> None:
     """Write why the job has failed where the platform shows it to the user, unless the script has done so itself."""
-    with contextlib.suppress(ConfigError, OSError):
-        place = detect_place(Facts(environ))
-        if place is not None and place.failure_file is not None:
-            with open(place.failure_file, "x", encoding="utf-8", errors="replace") as file:
-                file.write(reason)
+    path = find_failure_file(Facts(environ))
+    if path is not None:
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8", errors="replace") as file:
+            file.write(reason)

@@ -12,6 +12,8 @@ from horovodlike.errors import ConfigError
 
 PORT = 29400
 """The port of node 0 where a platform names none."""
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+"""The names that each host has for itself."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,6 @@ class Place:
         ssh_options: The options that the platform gives to ssh.
         settings: Settings that fit the platform.
         key_advice: How the nodes get a key there.
-        failure_file: The file in which the platform expects the reason of a failure.
     """
 
     platform: str
@@ -48,7 +49,6 @@ class Place:
     ssh_options: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     key_advice: str = ""
-    failure_file: str | None = None
 
     @property
     def is_among_others(self) -> bool:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from horovodlike._bootstrap.place import Facts, Place
-from horovodlike._bootstrap.platforms import PLATFORMS
+from horovodlike._bootstrap.place import OWN_NAMES, Facts, Place
+from horovodlike._bootstrap.platforms import PLATFORMS, sagemaker_folder
 from horovodlike.errors import ConfigError
 
-_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 # Any of these variables shows that the process is a rank already: those of a job are no place for another one.
 _OF_A_RANK = ("HOROVODLIKE_RANK", "HOROVOD_RANK", "TORCHELASTIC_RUN_ID")
 
@@ -41,6 +40,15 @@ def detect_place(facts: Facts) -> Place | None:
     return _own_name(facts, _merge(places))
 
 
+def find_failure_file(facts: Facts) -> str | None:
+    """Return the file in which SageMaker expects the reason of a failure, though the place may be the failure.
+
+    Returns:
+        The path; its folder exists on SageMaker only. None in a process that is a rank of a job.
+    """
+    return None if any(map(facts.get, _OF_A_RANK)) else f"{sagemaker_folder(facts)}/output/failure"
+
+
 def _contradiction(first: Place, other: Place) -> str | None:
     if (first.hostfile is None) != (other.hostfile is None) and (first.nnodes or other.nnodes or 1) > 1:
         return "the hosts"
@@ -53,7 +61,7 @@ def _contradiction(first: Place, other: Place) -> str | None:
 
 
 def _is_name(host: str) -> bool:
-    return host not in _OWN_NAMES and not re.fullmatch(r"[0-9.]+|.*:.*", host)
+    return host not in OWN_NAMES and not re.fullmatch(r"[0-9.]+|.*:.*", host)
 
 
 def _merge(places: list[Place]) -> Place:
@@ -80,6 +88,6 @@ def _settings(places: list[Place]) -> Mapping[str, str]:
 def _own_name(facts: Facts, place: Place) -> Place:
     """Replace node 0's name for itself, such as localhost, which is of no use to the others."""
     several = place.nnodes is not None and place.nnodes > 1
-    if several and place.node_rank == 0 and place.host is not None and place.host in _OWN_NAMES:
+    if several and place.node_rank == 0 and place.host is not None and place.host in OWN_NAMES:
         return replace(place, host=facts.host_name())
     return place

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from horovodlike._bootstrap.place import (
+    OWN_NAMES,
     PORT,
     Facts,
     Place,
@@ -121,9 +122,13 @@ def _mpi_job(facts: Facts) -> Place | None:
     )
 
 
+def sagemaker_folder(facts: Facts) -> str:
+    """Return the folder in which SageMaker exchanges files with a container."""
+    return facts.get(SAGEMAKER_FOLDER) or "/opt/ml"
+
+
 def _sagemaker(facts: Facts) -> Place | None:
-    folder = facts.get(SAGEMAKER_FOLDER) or "/opt/ml"
-    path = f"{folder}/input/config/resourceconfig.json"
+    path = f"{sagemaker_folder(facts)}/input/config/resourceconfig.json"
     text = facts.read(path)
     config = {} if text is None else read_mapping(read_json(text, path), path)
     if facts.has("SM_HOSTS", "SM_CURRENT_HOST"):
@@ -148,7 +153,7 @@ def _sagemaker(facts: Facts) -> Place | None:
     return Place(
         "SageMaker", evidence, len(hosts), hosts.index(here), hosts[0],
         read_port(port, "SM_MASTER_PORT") if port else _SAGEMAKER_PORT, "gpu or 1" if gpus is None else max(gpus, 1),
-        settings=settings, failure_file=f"{folder}/output/failure",
+        settings=settings,
         key_advice='give the estimator or ModelTrainer environment={"HOROVODLIKE_SECRET_KEY": secrets.token_hex(32)}',
     )  # fmt: skip
 
@@ -181,9 +186,11 @@ def _tf_config(facts: Facts) -> Place | None:
     if not facts.has("TF_CONFIG"):
         return None
     config = read_mapping(read_json(facts.get("TF_CONFIG"), "TF_CONFIG"), "TF_CONFIG")
-    if not config.get("cluster"):
+    if not config.get("cluster") or not config.get("task"):
         return None  # a single process; the variable may have other content
     nodes, kind, number = _task("TF_CONFIG", "TF_CONFIG", config, ("chief", "master", "worker"))
+    if kind == "evaluator":
+        return None  # it is no part of the training
     if number is None:
         raise ConfigError(
             f"TF_CONFIG: this task is of type {kind}, but only chief and worker can have ranks; start hvdrun on those, "
@@ -238,29 +245,32 @@ _AZURE = 'environment_variables={"HOROVODLIKE_SECRET_KEY": secrets.token_hex(32)
 
 
 def _azure_torch(facts: Facts) -> Place | None:
-    if not facts.has("NODE_RANK", "MASTER_ADDR"):
-        return None
+    if not facts.has("NODE_RANK", "MASTER_ADDR") or not any(name.startswith("AZUREML_") for name in facts.environ):
+        return None  # scripts for Slurm, and Lightning, set variables of these names too
     evidence = facts.shown("NODE_RANK", "AZUREML_NODE_COUNT", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     number = read_number(facts.get("NODE_RANK"), "NODE_RANK")
-    nnodes = facts.number("AZUREML_NODE_COUNT") or facts.number("WORLD_SIZE")
-    if nnodes is None:
-        raise ConfigError(
-            f"NODE_RANK={number} numbers this node, but AZUREML_NODE_COUNT, the number of nodes, is not set: set it, "
-            "or give --nnodes, --node-rank and --rendezvous, or --no-detect"
-        )
-    if facts.number("LOCAL_RANK") or (facts.has("LOCAL_RANK") and (facts.number("WORLD_SIZE") or 1) > nnodes):
+    nnodes = facts.number("AZUREML_NODE_COUNT")  # WORLD_SIZE counts processes
+    processes = facts.number("WORLD_SIZE") or 1
+    if facts.number("LOCAL_RANK") or (facts.has("LOCAL_RANK") and nnodes is not None and processes > nnodes):
         raise ConfigError(
             f"Azure ML starts hvdrun several times on this node ({evidence}), but it starts the ranks itself: set "
             "process_count_per_instance to 1, or run the script without hvdrun"
         )
-    check_number("Azure ML", nnodes, number, evidence)
+    if nnodes is not None:
+        check_number("Azure ML", nnodes, number, evidence)
     host, port = read_master(facts)
     return Place("Azure ML", evidence, nnodes, number, host, port, "gpu or 1", settings=_POD, key_advice=_AZURE)
 
 
+# With one of these RANK is that of a process, as in scripts for Slurm; newer PyTorchJobs have PET_*, and other values.
+_OF_A_PROCESS = ("LOCAL_RANK", "PET_NNODES", "SLURM_JOB_ID")
+
+
 def _per_node_rank(facts: Facts) -> Place | None:
-    if not facts.has("RANK", "WORLD_SIZE") or facts.has("LOCAL_RANK") or facts.has("PET_NNODES"):
-        return None  # with LOCAL_RANK they are those of a process; newer PyTorchJobs have PET_*, and other values
+    if not facts.has("RANK", "WORLD_SIZE", "MASTER_ADDR") or any(map(facts.get, _OF_A_PROCESS)):
+        return None
+    if facts.get("MASTER_ADDR").strip("[]") in OWN_NAMES and not facts.has("KUBERNETES_SERVICE_HOST"):
+        return None  # a script's on this machine; only the master of a PyTorchJob, which is a pod, has such a name
     evidence = facts.shown("RANK", "WORLD_SIZE", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT") + ", no LOCAL_RANK"
     nnodes = read_number(facts.get("WORLD_SIZE"), "WORLD_SIZE", 1)
     number = read_number(facts.get("RANK"), "RANK")
@@ -314,10 +324,11 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform("Azure ML, MPI", _azure_mpi, "learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu",
              "`AZ_BATCH_MASTER_NODE` or `AZ_BATCHAI_MPI_MASTER_NODE`, with `OMPI_COMM_WORLD_RANK`"),
     Platform("Azure ML, PyTorch", _azure_torch,
-             "learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu", "`NODE_RANK`, `MASTER_ADDR`"),
+             "learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu",
+             "`NODE_RANK`, `MASTER_ADDR`, and a variable `AZUREML_*`"),
     Platform("PAI DLC, PyTorchJob v1", _per_node_rank,
              "kubeflow/training-operator v1, pkg/controller.v1/pytorch; PAI DLC's documentation",
-             "`RANK`, `WORLD_SIZE`, and no `LOCAL_RANK`"),
+             "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, and neither `LOCAL_RANK` nor `SLURM_JOB_ID`"),
     Platform("TF_CONFIG", _tf_config, "tensorflow.org/guide/distributed_training",
              "`TF_CONFIG`"),
     Platform("Indexed Job, JobSet", _indexed_job, "kubernetes.io/docs/concepts/workloads/controllers/job",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horovodlike._bootstrap.place import Facts, Place
-from horovodlike._bootstrap.places import detect_place
+from horovodlike._bootstrap.places import detect_place, find_failure_file
 from horovodlike._bootstrap.platforms import PLATFORMS
 from horovodlike.errors import ConfigError
 
@@ -94,15 +94,21 @@ HOSTFILE = {"/etc/mpi/hostfile": "a.job.ns.svc slots=4\nb.job.ns.svc slots=4\n"}
             ("Azure ML", 2, 1, "10.0.0.4", 6105, "gpu or 1"),
         ),
         (
-            {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            ("Azure ML", 2, 1, "10.0.0.4", 29400, "gpu or 1"),
+            {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "8", "AZUREML_RUN_ID": "run"},
+            ("Azure ML", None, 1, "10.0.0.4", 29400, "gpu or 1"),
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "dlc-master-0", "MASTER_PORT": "23456"},
             ("PAI DLC or PyTorchJob", 2, 1, "dlc-master-0", 23456, "gpu or 1"),
         ),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "NPROC_PER_NODE": "8"},
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "localhost",
+                "NPROC_PER_NODE": "8",
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            },
             ("PAI DLC or PyTorchJob", 2, 0, "me", 29400, 8),
         ),
         ({"JOB_COMPLETION_INDEX": "3"}, ("Indexed Job", None, 3, None, None, "gpu or 1")),
@@ -133,7 +139,8 @@ def test_sagemaker_without_its_toolkit(groups: int) -> None:
     place = found({"SAGEMAKER_BASE_DIR": "/base"}, {"/base/input/config/resourceconfig.json": json.dumps(config)})
     expected = (3, 1, "algo-1") if groups == 1 else (2, 0, "algo-2")
     assert (place.nnodes, place.node_rank, place.host) == expected
-    assert place.failure_file == "/base/output/failure"
+    assert find_failure_file(Facts({"SAGEMAKER_BASE_DIR": "/base"})) == "/base/output/failure"
+    assert find_failure_file(Facts({"HOROVODLIKE_RANK": "0"})) is None
     assert place.settings["network_interface"] == "eth1"
     assert (place.settings["grace_period"], place.ranks) == ("110", "gpu or 1")
 
@@ -158,6 +165,14 @@ def test_an_mpi_job() -> None:
         {"RANK": "", "WORLD_SIZE": " ", "JOB_COMPLETION_INDEX": ""},
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
         {"RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "[::1]"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-1", "SLURM_JOB_ID": "7"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "WORLD_SIZE": "8"},
+        {"NODE_RANK": "0", "MASTER_ADDR": "node-1", "WORLD_SIZE": "8"},
+        {"TF_CONFIG": json.dumps({"cluster": TF["cluster"]})},
+        {"TF_CONFIG": json.dumps({**TF, "task": {"type": "evaluator", "index": 0}})},
         {"TF_CONFIG": "{}"},
         {"MASTER_ADDR": "a"},
         {"AZ_BATCH_MASTER_NODE": "a:1"},
@@ -191,7 +206,7 @@ def test_rows_that_agree_complete_each_other() -> None:
     [
         ({**TRAINER, "JOB_COMPLETION_INDEX": "1"}, {}, "the number of this node", ("PET_NODE_RANK=2", "INDEX=1")),
         (
-            {"CLUSTER_SPEC": json.dumps(VERTEX), "RANK": "2", "WORLD_SIZE": "4"},
+            {"CLUSTER_SPEC": json.dumps(VERTEX), "RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"},
             {},
             "the number of nodes",
             ("Vertex AI", "WORLD_SIZE=4"),
@@ -240,7 +255,6 @@ def _vertex(**change: Any) -> dict[str, str]:
         (_vertex(task={"type": "workerpool1", "index": None}), "task.index='None'"),
         (_vertex(task={"type": "workerpool2", "index": 0}), "this replica is of workerpool2.*evaluators"),
         ({"TF_CONFIG": json.dumps({**TF, "task": {"type": "ps", "index": 0}})}, "this task is of type ps"),
-        ({"NODE_RANK": "0", "MASTER_ADDR": "a"}, "AZUREML_NODE_COUNT.*is not set"),
         (
             {"NODE_RANK": "0", "MASTER_ADDR": "a", "AZUREML_NODE_COUNT": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "8"},
             "starts hvdrun several times.*process_count_per_instance to 1",
@@ -254,7 +268,7 @@ def _vertex(**change: Any) -> dict[str, str]:
             },
             "starts hvdrun 2 times.*process_count_per_instance to 1",
         ),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "node 2 is not one of 2 nodes"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "node 2 is not one of 2 nodes"),
         ({"JOB_COMPLETION_INDEX": "-1"}, "JOB_COMPLETION_INDEX='-1'"),
     ],
 )

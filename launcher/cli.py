@@ -3,11 +3,12 @@
 import argparse
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from horovodlike import config, routes
 from horovodlike.errors import ConfigError, RendezvousError
@@ -23,6 +24,9 @@ from horovodlike.launcher.planning.command import (
     working_folder,
 )
 from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
+
+if TYPE_CHECKING:
+    from horovodlike.launcher.supervisor.job import Outcome
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -352,16 +356,37 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(null, "w", closefd=False))  # noqa: SIM115 - stays open
 
 
+def _explain(outcome: "Outcome", spec: JobSpec) -> str:
+    """Return the reason of a failure; an empty text if the job was not ended by one."""
+    if outcome.failure is None and outcome.trouble is None:
+        return ""
+    from horovodlike.launcher.supervisor.node_job import explain_outcome
+
+    return explain_outcome(outcome, socket.gethostname(), "worker" if spec.elastic else "rank").decode(errors="replace")
+
+
+def _hint(spec: JobSpec) -> str:
+    """Return what may be wrong with this node if the job does not start; say so too while it waits for other nodes."""
+    hint = "" if spec.place is None else f" (this is {spec.place}; --no-detect ignores that)"
+    if spec.nodes is not None and spec.nodes.number is None:
+        hint += " (this node has no number: is there another one with --node-rank 0?)"
+    if spec.nodes is not None:
+        from horovodlike.launcher.supervisor.waiting import Waiting
+
+        Waiting.hint = hint
+    return hint
+
+
 def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Run ``hvdrun``; return its exit code."""
     _open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
-    place = None
+    hint = ""
     try:
         spec = parse(words, os.environ, program)
-        place = spec.place
-        if spec.verbose and place is not None:
-            print(f"{program}: {place}; --no-detect ignores that", file=sys.stderr)
+        hint = _hint(spec)
+        if spec.verbose and spec.place is not None:
+            print(f"{program}: {spec.place}; --no-detect ignores that", file=sys.stderr)
         command, reason = resolve_command(spec.command, os.environ, program)
         reasons = [*spec.reasons, reason]
         if spec.compat:
@@ -373,12 +398,12 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
         outcome = launch(spec, command, os.environ, take_signals=True, reasons=reasons)
-        code, trouble = outcome.exit_code, outcome.explanation
+        code, trouble = outcome.exit_code, _explain(outcome, spec)
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)
         code, trouble = USAGE_ERROR, str(error)
     except (OSError, HostsError, RendezvousError) as error:
-        trouble = str(error) if place is None else f"{error} (this is {place})"
+        trouble = f"{error}{hint}"
         print(f"{program}: {trouble}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:  # interrupted before there were ranks to pass the signal on to

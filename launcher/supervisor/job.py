@@ -44,13 +44,6 @@ class Outcome:
     results: dict[int, bytearray] = field(default_factory=dict)
     members: tuple[int, ...] = ()
 
-    @property
-    def explanation(self) -> str:
-        """The reason of a failure, as it was printed; an empty text if the job was not ended by one."""
-        if self.failure is not None:
-            return b"\n".join(failure_attribution.describe(self.failure)).decode(errors="replace")
-        return self.trouble or ""
-
 
 class Job(Supervisor):
     """One job from its start to its end."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 _QUIET_S = 3.0
 
@@ -13,7 +14,13 @@ def print_message(text: str) -> None:
 
 
 class Waiting:
-    """The messages of one wait: after the first seconds, one whenever its object changes."""
+    """The messages of one wait: after the first seconds, one whenever its object changes.
+
+    Attributes:
+        hint: The end of the first message of each wait: what the launcher has found out by itself about its node.
+    """
+
+    hint: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -35,8 +42,8 @@ class Waiting:
     def note(self, what: str) -> None:
         """Say what it waits for now, unless it has said so already, or it is too early."""
         if what != self._said and self._clock() >= self._loud_at:
+            self._say(what if self._said else what + self.hint)
             self._said = what
-            self._say(what)
 
     def end(self, what: str) -> None:
         """Say that the wait is over, if it was mentioned."""

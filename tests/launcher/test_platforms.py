@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -219,9 +220,18 @@ def test_the_same_command_on_each_node(pods: Callable[..., list[Launch]]) -> Non
 
 
 def test_a_start_that_fails_says_which_platform_it_is(launch: Callable[..., Launch]) -> None:
-    job = launch("--start-timeout", "1", "true", env={**TRAINER, **KEY, "PET_MASTER_ADDR": "127.0.0.9"}).finish()
+    job = launch("--start-timeout", "4", "true", env={**TRAINER, **KEY, "PET_MASTER_ADDR": "127.0.0.9"}).finish()
     assert job.code == 1
-    assert re.search(r"hvdrun: node 0 at 127.0.0.9 port 29500 cannot be reached.*\(this is Kubeflow Tr", job.err)
+    which = r".*\(this is Kubeflow Trainer \(PET_NNODES=3, .*; --no-detect ignores that\)$"
+    assert re.search(r"^hvdrun: waiting: node 0 at 127.0.0.9 port 29500 cannot be reached yet" + which, job.err, re.M)
+    assert re.search(r"^hvdrun: node 0 at 127.0.0.9 port 29500 cannot be reached" + which, job.err, re.M)
+
+
+def test_a_node_without_a_number_says_so(launch: Callable[..., Launch]) -> None:
+    words = ["--no-detect", "--nnodes", "1:4", "--rendezvous", "127.0.0.9:29500", "-np", "1", "--start-timeout", "1"]
+    job = launch(*words, "true", env={**INDEXED, **KEY}).finish()
+    assert job.code == 1
+    assert "(this node has no number: is there another one with --node-rank 0?)" in job.err
 
 
 TRAIN = """
@@ -281,8 +291,9 @@ def sagemaker(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     [
         (
             ["sh", "-c", "echo the cause >&2; exit 3"],
-            r"rank 0 \(pid \d+\) exited with code 3; its last lines:\n +the c",
+            rf"rank 0 \(pid \d+ on {re.escape(socket.gethostname())}\) exited with code 3; its last lines:\n +the c",
         ),
+        (["-np", "1", "--min-np", "1", "sh", "-c", "exit 3"], r"worker \d+ \(pid \d+ on .*\) exited with code 3"),
         (["--nnodes", "2", "true"], "--nnodes needs a key"),
         (["no-such-program"], "no-such-program"),
     ],
@@ -293,6 +304,14 @@ def test_sagemaker_learns_why_a_job_has_failed(
     folder, environ = sagemaker
     assert hvdrun(*words, env=environ).code != 0
     assert re.search(reason, (folder / "output/failure").read_text())
+
+
+def test_sagemaker_learns_that_its_own_description_makes_no_sense(
+    hvdrun: Callable[..., Ended], sagemaker: tuple[Path, dict[str, str]]
+) -> None:
+    folder, environ = sagemaker
+    assert hvdrun("true", env={**environ, "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}).code == 2
+    assert "this host, algo-2, is not among algo-1" in (folder / "output/failure").read_text()
 
 
 def test_what_the_script_says_itself_is_kept(

@@ -72,12 +72,12 @@ def find_nodes(arguments: argparse.Namespace, place: Place | None, environ: Mapp
         UsageError: Something is missing or not accepted.
     """
     text: str | None = arguments.nnodes
-    if text is None and place is not None and place.hostfile is None and place.nnodes not in (None, 1):
+    if text is None and place is not None and place.is_among_others:
+        if place.nnodes is None:
+            raise UsageError(
+                f"how many nodes are there? {place}; give --nnodes N, or --no-detect for a job of its own on each node"
+            )
         text = str(place.nnodes)
-    if text is None and place is not None and place.nnodes is None and place.is_among_others:
-        raise UsageError(
-            f"how many nodes are there? {place}; give --nnodes N, or --no-detect to run a job of its own on each node"
-        )
     if text is None:
         for flag in ("node_rank", "rendezvous", "secret_key_file"):
             if getattr(arguments, flag) is not None:

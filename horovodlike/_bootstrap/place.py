@@ -52,7 +52,7 @@ class Place:
 
     @property
     def is_among_others(self) -> bool:
-        """Whether other nodes start the same command: there are several, or nobody knows how many."""
+        """Whether other nodes start the same command: there are several, or their number is not known."""
         return self.hostfile is None if self.nnodes is None else self.nnodes > 1
 
     def __str__(self) -> str:

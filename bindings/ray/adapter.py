@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,7 @@ from horovodlike.ray.rendezvous import WorkerJob
 from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
 from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
 
-__all__ = ["StartOptions", "StaticAdapter"]
+__all__ = ["StartOptions", "StaticAdapter", "ends_with"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_SECONDS = 0.1
@@ -71,6 +73,7 @@ class StaticAdapter:
         self._workers: list[_Worker] = []
         self._reservation: Reservation | None = None
         self._job: WorkerJob | None = None
+        self._pending: dict[Any, int] = {}  # the ranks that have not answered the last call
         self._trouble = ""  # why no more calls can be made
 
     def start(
@@ -85,7 +88,8 @@ class StaticAdapter:
             raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
         deadline = time.monotonic() + self._options.placement_timeout
         try:
-            self._reservation = reserve(self._demand, deadline)
+            self._reservation = reserve(self._demand)  # kept before it waits: another thread may release it
+            self._reservation.wait(deadline)
             self._workers = _start_workers(self._demand, self._reservation, deadline)
             self._job = WorkerJob.open(
                 [worker.facts.node for worker in self._workers],
@@ -106,8 +110,13 @@ class StaticAdapter:
                 task = executable_cls, executable_args, executable_kwargs
                 self._collect([worker.handle.start_executable.remote(*task) for worker in self._workers])
         except BaseException:
-            self.shutdown()
+            with contextlib.suppress(Exception):  # the first error says more
+                self.shutdown()
             raise
+
+    def node(self) -> str:
+        """Return the id of the Ray node of this process."""
+        return str(ray.get_runtime_context().get_node_id())
 
     def run_remote(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Begin a call of a function on each worker. Returns a reference to each result, by rank."""
@@ -151,20 +160,30 @@ class StaticAdapter:
         return self._collect([self._workers[0].handle.execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
-        """End the workers, release their resources and close the server. May be called again."""
-        for worker in self._workers:
-            ray.kill(worker.handle)
-        if self._reservation is not None:
-            self._reservation.release()
-        if self._job is not None:
-            self._job.close()
-        self._workers, self._reservation, self._job, self._trouble = [], None, None, ""
+        """Close the server, end the workers and release their resources. May be called again, and at any time."""
+        workers, reservation, job = self._workers, self._reservation, self._job
+        self._workers, self._reservation, self._job, self._pending, self._trouble = [], None, None, {}, ""
+        with contextlib.ExitStack() as stack:  # one error does not keep the rest from its end
+            if ray.is_initialized():  # else the workers have ended with the driver's connection
+                if reservation is not None:
+                    stack.callback(reservation.release)
+                for worker in workers:
+                    stack.callback(ray.kill, worker.handle)
+            if job is not None:
+                job.close()
 
     def _check(self) -> None:
         if self._trouble:
             raise RuntimeError(f"{self._trouble}; call shutdown(), and then start() for new workers")
         if not self._workers:
             raise RuntimeError("there are no workers: call start() first")
+        pending = dict(self._pending)
+        if pending and (running := ray.wait(list(pending), num_returns=len(pending), timeout=0)[1]):
+            where = listed("rank", [pending[call] for call in running])
+            raise RuntimeError(
+                f"an earlier call, which was given up, still runs on {where}: wait until it ends, or call shutdown(), "
+                "and then start() for new workers"
+            )
 
     def _with_queue(
         self, queue: LogQueue | None, poll: Callable[[], None] | None, begin: Callable[[], list[Any]]
@@ -173,17 +192,16 @@ class StaticAdapter:
         chief = self._workers[0].handle
         if queue is not None:
             self._collect([chief.set_queue.remote(queue)])
-        try:
-            return self._collect(begin(), poll)
-        finally:
-            if queue is not None:
-                chief.set_queue.remote(None)
-            if poll is not None:
-                poll()
+        with ends_with(poll):
+            try:
+                return self._collect(begin(), poll)
+            finally:
+                if queue is not None:
+                    chief.set_queue.remote(None)
 
     def _collect(self, calls: Sequence[Any], poll: Callable[[], None] | None = None) -> list[Any]:
         """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""
-        pending = {call: rank for rank, call in enumerate(calls)}
+        self._pending = pending = {call: rank for rank, call in enumerate(calls)}
         results: list[Any] = [None] * len(calls)
         failures = _Failures()
         while pending and not failures.is_over():
@@ -231,6 +249,20 @@ class StaticAdapter:
                 -1,
             ) from error
         raise error
+
+
+@contextlib.contextmanager
+def ends_with(poll: Callable[[], None] | None) -> Iterator[None]:
+    """Call a function at the end, too; that its queue is lost does not replace another error."""
+    try:
+        yield
+    except BaseException:
+        if poll is not None:
+            with contextlib.suppress(RayActorError):
+                poll()
+        raise
+    if poll is not None:
+        poll()
 
 
 @dataclass
@@ -297,12 +329,16 @@ def visible_gpus(workers: Sequence[WorkerFacts], share: bool) -> list[str]:
 
     Args:
         workers: The workers by rank.
-        share: Whether a worker sees those of all workers of its node, in the order of their local ranks, so that the
-            one with its local rank is its own if each worker has one. Else it sees its own only.
+        share: Whether a worker sees those of all workers of its node: the first one of each in the order of their
+            local ranks, then the second ones. So the one with its local rank is its own. Else it sees its own only.
     """
-    seen: dict[str, dict[str, None]] = {}
+    given: dict[str, list[tuple[str, ...]]] = {}
     for worker in workers:
-        seen.setdefault(worker.node, {}).update(dict.fromkeys(worker.gpus))
+        given.setdefault(worker.node, []).append(worker.gpus)
+    seen = {
+        node: dict.fromkeys(gpu for turn in itertools.zip_longest(*each) for gpu in turn if gpu is not None)
+        for node, each in given.items()
+    }
     return [",".join(seen[worker.node] if share and worker.gpus else worker.gpus) for worker in workers]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import ray
 from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovodlike.ray.adapter import StartOptions, StaticAdapter
+from horovodlike.ray.adapter import StartOptions, StaticAdapter, ends_with
 from horovodlike.ray.strategy import Demand
 
 __all__ = ["MiniSettings", "RayExecutor"]
@@ -170,7 +171,8 @@ class RayExecutor:
         try:
             adapter.call("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
         except BaseException:
-            adapter.close()
+            with contextlib.suppress(Exception):  # the first error says more
+                adapter.close()
             raise
         self._adapter = adapter
 
@@ -183,8 +185,9 @@ class RayExecutor:
     ) -> list[Any]:
         """Call a function on each worker, and wait for the results.
 
-        If the function raises on some ranks, the others have ten seconds to end. Then they are left alone: they take
-        the next call when they have ended, or :meth:`shutdown` ends them.
+        If the function raises on some ranks, the others have ten seconds to end. Then they are left alone, as they are
+        if this call is interrupted or a callback raises. As long as they run, the next call is a RuntimeError that
+        names them; :meth:`shutdown` ends them.
 
         Args:
             fn: The function. It calls ``init()`` if it wants to communicate; each call of :meth:`run` may do so.
@@ -200,7 +203,7 @@ class RayExecutor:
                 shut down and started again.
             ray.exceptions.RayTaskError: The function raised an error, of which this is a subclass, too; or its result
                 cannot be pickled. Of the errors of several ranks, the one that is no consequence of others.
-            RuntimeError: There are no workers.
+            RuntimeError: There are no workers, or some still run an earlier call.
         """
         return self._with_callbacks("run", (fn, tuple(args or ()), dict(kwargs or {})), callbacks)
 
@@ -230,9 +233,9 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """End the workers and release their resources. May be called again, and at any time."""
-        if self._adapter is not None:
-            self._adapter.close()
-            self._adapter = None
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            adapter.close()
 
     def _started(self) -> _Local | _Remote:
         if self._adapter is None:
@@ -246,7 +249,8 @@ class RayExecutor:
         if not callbacks:
             results: list[Any] = adapter.call(method, *arguments)
             return results
-        queue = Queue(actor_options={"num_cpus": 0})
+        here = NodeAffinitySchedulingStrategy(adapter.call("node"), soft=False)  # so that no other node can lose it
+        queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
 
         def poll() -> None:
             while True:
@@ -298,15 +302,16 @@ class _Remote:
 
     def call_and_poll(self, method: str, arguments: tuple[Any, ...], poll: Callable[[], None]) -> Any:
         result = getattr(self._actor, method).remote(*arguments)
-        try:
+        with ends_with(poll):
             while not ray.wait([result], timeout=_POLL_SECONDS)[0]:
                 poll()
             return ray.get(result)
-        finally:
-            poll()
 
     def close(self) -> None:
         # Killed, the actor takes its workers with it, but its placement group stays until the connection ends.
-        with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            ray.get(self._actor.shutdown.remote(), timeout=_CLOSE_SECONDS)
-        ray.kill(self._actor)
+        if not ray.is_initialized():
+            return  # all of it has ended with the connection
+        with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                ray.get(self._actor.shutdown.remote(), timeout=_CLOSE_SECONDS)
+            ray.kill(self._actor)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 from ray.util.placement_group import (
@@ -16,6 +16,8 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
+
+from horovodlike.launcher.errors import counted
 
 __all__ = ["Demand", "Reservation", "order_by_node", "reserve"]
 
@@ -56,41 +58,35 @@ class Demand:
         return f"{number} x {_shown(bundle)}, {where} ({self.strategy})"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reservation:
     """The placement group in which a job's workers run.
 
     Attributes:
+        demand: What was asked for.
         group: The placement group.
-        bundles: For each worker the index of its bundle; -1: any bundle that has room.
         is_own: Whether the group was made for this job, and ends with it.
+        bundles: For each worker the index of its bundle, after :meth:`wait`; -1: any bundle that has room.
     """
 
+    demand: Demand
     group: PlacementGroup
-    bundles: Sequence[int]
     is_own: bool
+    bundles: Sequence[int] = field(default_factory=list)
 
-    def release(self) -> None:
-        """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
-        if self.is_own:
-            remove_placement_group(self.group)
+    def wait(self, deadline: float) -> None:
+        """Wait until the resources are reserved.
 
+        Args:
+            deadline: The time on the monotonic clock until which to wait.
 
-def reserve(demand: Demand, deadline: float) -> Reservation:
-    """Wait until the resources are reserved.
-
-    Args:
-        demand: The resources.
-        deadline: The time on the monotonic clock until which to wait.
-
-    Raises:
-        TimeoutError: They were not to be had; the message has what was asked for, and what there is.
-    """
-    current = get_current_placement_group() if demand.use_current and demand.hosts is None else None
-    if current is not None:
-        return Reservation(current, [-1] * demand.workers, is_own=False)
-    group = placement_group(demand.bundles, strategy=demand.strategy)
-    try:
+        Raises:
+            TimeoutError: They were not to be had; the message has what was asked for, and what there is.
+        """
+        demand, group = self.demand, self.group
+        if not self.is_own:
+            self.bundles = [-1] * demand.workers
+            return
         waits = False
         while not group.wait(1):  # in whole seconds; an interrupt has its effect in between
             if not waits:
@@ -104,11 +100,37 @@ def reserve(demand: Demand, deadline: float) -> Reservation:
                 )
         nodes = placement_group_table(group).get("bundles_to_node_id", {})
         order = order_by_node([nodes.get(index, "") for index in range(len(demand.bundles))])
-    except BaseException:
-        remove_placement_group(group)
-        raise
-    share = demand.workers // len(order)
-    return Reservation(group, [index for index in order for _ in range(share)], is_own=True)
+        share = demand.workers // len(order)
+        self.bundles = [index for index in order for _ in range(share)]
+
+    def release(self) -> None:
+        """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
+        if self.is_own:
+            remove_placement_group(self.group)
+
+
+def reserve(demand: Demand) -> Reservation:
+    """Ask for the resources, without waiting for them.
+
+    Raises:
+        ValueError: The current placement group is too small.
+    """
+    current = get_current_placement_group() if demand.use_current and demand.hosts is None else None
+    if current is None:
+        return Reservation(demand, placement_group(demand.bundles, strategy=demand.strategy), is_own=True)
+    room = room_for(demand.per_worker, current.bundle_specs)
+    if room < demand.workers:
+        raise ValueError(
+            f"the current placement group has room for {counted(room, 'worker')} of {_shown(demand.per_worker)}, but "
+            f"num_workers is {demand.workers}: make it larger, or give RayExecutor(use_current_placement_group=False)"
+        )
+    return Reservation(demand, current, is_own=False)
+
+
+def room_for(per_worker: Resources, bundles: Sequence[Resources]) -> int:
+    """Return how many workers bundles could hold if nothing else ran in them."""
+    needs = {name: number for name, number in per_worker.items() if number}
+    return sum(int(min(bundle.get(name, 0) // number for name, number in needs.items())) for bundle in bundles)
 
 
 def order_by_node(nodes: Sequence[str]) -> list[int]:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import ray
 from ray import cloudpickle
+from ray.exceptions import RayActorError
 
 from horovodlike.ray import RayExecutor
+from horovodlike.ray.adapter import ends_with
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -118,6 +120,39 @@ def test_an_error_on_one_rank_ends_the_call_of_all(executor):
     assert time.monotonic() - began < 10
     assert "rank 1 of 4" in str(raised.value)
     assert [total for _, total, _ in executor.run(describe)] == [[6.0] * 5] * SIZE
+
+
+def test_a_call_that_was_given_up_is_named(executor, tmp_path):
+    def wait_for_a_file():
+        from horovodlike.ray import log
+
+        log({"begun": True})
+        while not (tmp_path / "end").exists():
+            time.sleep(0.01)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        executor.run(wait_for_a_file, callbacks=[fail])
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"still runs on ranks 0, 1, 2, 3: wait until it ends, or call shutdown"):
+        executor.run(describe)
+    assert time.monotonic() - began < 5
+    (tmp_path / "end").touch()
+    references = executor._adapter._adapter._pending  # when they have ended, the next call is taken
+    ray.wait(list(references), num_returns=len(references))
+    assert executor.run(lambda: 1) == [1] * SIZE
+
+
+def test_a_lost_queue_hides_no_error():
+    def poll():
+        raise RayActorError
+
+    with pytest.raises(KeyError), ends_with(poll):
+        raise KeyError
+    with pytest.raises(RayActorError), ends_with(poll):
+        pass
 
 
 def test_an_unpicklable_result_is_an_error(executor):

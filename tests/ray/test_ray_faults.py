@@ -51,8 +51,6 @@ def sum_until_a_rank_dies(victim, when):
         hvd.allreduce(np.ones(5))
         if step == 3:
             log({"pid": os.getpid()})
-    if when == "end" and hvd.rank() == victim:
-        os._exit(0)
 
 
 def wait_until(is_so, seconds):
@@ -135,7 +133,8 @@ def test_a_node_that_dies_ends_the_call(cluster):
 def test_a_node_that_dies_during_the_start_is_no_hang(cluster):
     node = cluster.add_node(**NODE)
     demand = Demand(3, {"CPU": 1}, hosts=3)
-    reservation = reserve(demand, time.monotonic() + 60)
+    reservation = reserve(demand)
+    reservation.wait(time.monotonic() + 60)
     cluster.remove_node(node, allow_graceful=False)
     began = time.monotonic()
     try:
@@ -144,6 +143,34 @@ def test_a_node_that_dies_during_the_start_is_no_hang(cluster):
         assert time.monotonic() - began < 20
     finally:
         reservation.release()
+
+
+@pytest.mark.thorough
+def test_a_shutdown_after_the_connection_has_ended(cluster, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        """
+import socket, sys, ray
+from horovodlike.ray import RayExecutor
+executor = RayExecutor(RayExecutor.create_settings(60), num_workers=1)
+for again in (False, True):
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    executor.start()
+    port = executor._adapter._adapter._job.server.port
+    ray.shutdown()
+    if again:
+        ray.init(address=sys.argv[1], log_to_driver=False)
+    executor.shutdown()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)), "the server still listens"
+executor.start()
+print(executor.run(lambda: "done"), flush=True)
+executor.shutdown()
+"""
+    )
+    command = [sys.executable, "-P", str(script), cluster.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and "['done']" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -178,6 +205,8 @@ def test_the_workers_run_in_the_current_placement_group(cluster):
         with started(num_workers=2) as executor:
             results = executor.run(rank_of_job)
             groups = executor.run(lambda: ray.util.get_current_placement_group())
+        with pytest.raises(ValueError, match=r"room for 3 workers of {CPU: 1}, but num_workers is 4.*use_current"):
+            RayExecutor(SETTINGS, num_workers=4).start()
         return [rank for _, rank, _ in results], all(each == group for each in groups)
 
     group = ray.util.placement_group([{"CPU": 1}] * 3, strategy="PACK")

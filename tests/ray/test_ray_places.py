@@ -10,8 +10,8 @@ import pytest
 import horovodlike.ray
 from horovodlike.ray import RayExecutor
 from horovodlike.ray.adapter import visible_gpus
-from horovodlike.ray.rendezvous import places_of
-from horovodlike.ray.strategy import Demand, order_by_node
+from horovodlike.ray.rendezvous import WorkerJob, places_of
+from horovodlike.ray.strategy import Demand, order_by_node, room_for
 from horovodlike.ray.worker import WorkerFacts
 
 
@@ -35,6 +35,9 @@ def test_a_worker_sees_the_gpus_of_the_job_on_its_node():
     workers = [_worker("a", "3"), _worker("a", "1"), _worker("b", "GPU-x"), _worker("c")]
     assert visible_gpus(workers, share=True) == ["3,1", "3,1", "GPU-x", ""]
     assert visible_gpus(workers, share=False) == ["3", "1", "GPU-x", ""]
+    workers = [_worker("a", "0", "1"), _worker("a", "2", "3")]  # the first GPU of each: local rank 1 takes GPU 2
+    assert visible_gpus(workers, share=True) == ["0,2,1,3"] * 2
+    assert visible_gpus(workers, share=False) == ["0,1", "2,3"]
 
 
 def test_bundles():
@@ -43,6 +46,11 @@ def test_bundles():
     spread = Demand(6, each, hosts=2)
     assert spread.bundles == [{"CPU": 6, "GPU": 3}] * 2 and spread.strategy == "STRICT_SPREAD"
     assert str(spread) == "2 x {CPU: 6, GPU: 3}, each on a node of its own (STRICT_SPREAD)"
+
+
+def test_the_room_of_bundles():
+    assert room_for({"CPU": 2}, [{"CPU": 3}, {"CPU": 4}, {"GPU": 1}]) == 3
+    assert room_for({"CPU": 0, "GPU": 1}, [{"CPU": 3, "GPU": 2}]) == 2
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,12 @@ def test_exports():
     horovodlike.ray.log({"loss": 1.0})  # does nothing outside a worker
     with pytest.raises(AttributeError, match="no attribute 'ElasticExecutor'"):
         _ = horovodlike.ray.ElasticExecutor
+    with pytest.raises(AttributeError, match=r"has no ElasticRayExecutor: .*hvdrun --nnodes MIN:MAX"):
+        _ = horovodlike.ray.ElasticRayExecutor
+
+
+def test_a_job_does_not_show_its_key():
+    assert "deadbeef" not in repr(WorkerJob(None, [{"HOROVODLIKE_SECRET_KEY": "deadbeef"}]))
 
 
 def test_nothing_else_imports_ray():

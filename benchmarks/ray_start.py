@@ -77,8 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: 5)")
     args = parser.parse_args()
     node = {"num_cpus": args.workers + 2, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    ray.init(address=cluster.address, log_to_driver=False)
+    cluster = Cluster()
     ways: dict[str, Callable[[], float]] = {
         "Ray Train alone": lambda: by_train(args.workers, BackendConfig(), connects=False),
         "Ray Train with HorovodlikeConfig": lambda: by_train(args.workers, HorovodlikeConfig(), connects=True),
@@ -86,6 +85,8 @@ def main() -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False)
         for turn in range(args.rounds + 1):
             for name, measure in ways.items():
                 seconds = measure()

@@ -46,6 +46,11 @@ __all__ = ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ElasticRayExecutor":
+        raise AttributeError(
+            "horovodlike.ray has no ElasticRayExecutor: run elastic jobs by hvdrun --nnodes MIN:MAX, or by "
+            "horovodlike.run() with CalledHosts"
+        )
     if name != "HorovodlikeConfig":  # Ray Train takes a second to import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from horovodlike.ray.train import HorovodlikeConfig

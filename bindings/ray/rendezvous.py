@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 
@@ -46,7 +46,7 @@ class WorkerJob:
     """
 
     server: RendezvousServer
-    variables: Sequence[dict[str, str]]
+    variables: Sequence[dict[str, str]] = field(repr=False)
 
     @classmethod
     def open(

@@ -7,14 +7,16 @@ Ray Train places, starts and restarts the workers, and stores checkpoints and me
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.train._internal.base_worker_group import BaseWorkerGroup
 from ray.train.backend import Backend, BackendConfig
 
 from horovodlike.ray.rendezvous import WorkerJob
 from horovodlike.ray.worker import WorkerFacts
+
+if TYPE_CHECKING:
+    from ray.train._internal.base_worker_group import BaseWorkerGroup
 
 __all__ = ["HorovodlikeConfig"]
 

@@ -100,12 +100,12 @@ def join_rendezvous(
         yield JoinedRendezvous(_discover(discovery, place, config))
 
 
-def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
+def _require_key(key: JobKey | None, place: RankInfo, owner: str) -> JobKey:
     if key is not None:
         return key
     if place.launcher == "hvdrun":
         raise RendezvousError(
-            f"{SECRET_KEY} is not set although {RENDEZVOUS_PORT} is: only the processes that hvdrun starts itself can "
+            f"{SECRET_KEY} is not set although {RENDEZVOUS_PORT} is: only the processes that {owner} starts itself can "
             "be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, HOROVODLIKE_SIZE, "
             "HOROVOD_RANK, HOROVOD_SIZE and RANK in its environment to make it a job of its own"
         )
@@ -199,7 +199,8 @@ class _GivenAddress:
         text = environ[RENDEZVOUS_PORT]
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
             raise ConfigError(f"{RENDEZVOUS_PORT}={text!r} is not a port")
-        self._given = Endpoint(int(text), _require_key(key, place), environ.get(RENDEZVOUS_ADDRESS) or _LOOPBACK)
+        owner = environ.get(RENDEZVOUS_OWNER) or "hvdrun"
+        self._given = Endpoint(int(text), _require_key(key, place, owner), environ.get(RENDEZVOUS_ADDRESS) or _LOOPBACK)
         self._place = place
         self.where = f"at {self._given.hosts}:{self._given.port}"
 

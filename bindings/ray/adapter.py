@@ -72,6 +72,7 @@ class StaticAdapter:
         self._options = options
         self._workers: list[_Worker] = []
         self._reservation: Reservation | None = None
+        self._session: str | None = None
         self._job: WorkerJob | None = None
         self._pending: dict[Any, int] = {}  # the ranks that have not answered the last call
         self._trouble = ""  # why no more calls can be made
@@ -89,6 +90,7 @@ class StaticAdapter:
         deadline = time.monotonic() + self._options.placement_timeout
         try:
             self._reservation = reserve(self._demand)  # kept before it waits: another thread may release it
+            self._session = _session()
             self._reservation.wait(deadline)
             self._workers = _start_workers(self._demand, self._reservation, deadline)
             self._job = WorkerJob.open(
@@ -164,9 +166,8 @@ class StaticAdapter:
         workers, reservation, job = self._workers, self._reservation, self._job
         self._workers, self._reservation, self._job, self._pending, self._trouble = [], None, None, {}, ""
         with contextlib.ExitStack() as stack:  # one error does not keep the rest from its end
-            if ray.is_initialized():  # else the workers have ended with the driver's connection
-                if reservation is not None:
-                    stack.callback(reservation.release)
+            if reservation is not None and self._session == _session():  # else Ray has ended all with the session
+                stack.callback(reservation.release)
                 for worker in workers:
                     stack.callback(ray.kill, worker.handle)
             if job is not None:
@@ -249,6 +250,11 @@ class StaticAdapter:
                 -1,
             ) from error
         raise error
+
+
+def _session() -> str | None:
+    """Return the id of this process's connection to Ray, None without one."""
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
 
 
 @contextlib.contextmanager

@@ -137,6 +137,14 @@ def test_an_address_without_a_key(free_port: int, runtime: dict[str, str]) -> No
         join_again(of_torchrun(0, "ab", runtime, RENDEZVOUS_PORT=free_port))
 
 
+@pytest.mark.parametrize("owner", ["hvdrun", "RayExecutor"])
+def test_a_process_without_the_key_of_what_started_it(owner: str) -> None:
+    environ = {"HOROVODLIKE_RENDEZVOUS_PORT": "1", "HOROVODLIKE_RENDEZVOUS_OWNER": owner}
+    place = RankInfo(rank=0, size=2, launcher="hvdrun")
+    with pytest.raises(RendezvousError, match=f"only the processes that {owner} starts itself can be ranks"):
+        discovery._GivenAddress(environ, None, place)
+
+
 def test_another_key_on_one_rank(free_port: int, run_ranks: RunRanks, runtime: dict[str, str], tmp_path: Path) -> None:
     def body(rank: int) -> None:
         path = tmp_path / str(rank)

@@ -47,7 +47,7 @@ __all__ = ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
 
 def __getattr__(name: str) -> Any:
     if name == "ElasticRayExecutor":
-        raise AttributeError(
+        raise ImportError(  # of an AttributeError, `from horovodlike.ray import ...` would drop the message
             "horovodlike.ray has no ElasticRayExecutor: run elastic jobs by hvdrun --nnodes MIN:MAX, or by "
             "horovodlike.run() with CalledHosts"
         )

@@ -51,7 +51,9 @@ MOST_OUTPUT = 4 * 1024 * 1024
 """The most bytes of a rank's output that reach the caller: the last ones. The executor's log has all of them."""
 _PIECE = 4 * 1024 * 1024
 _BATCH_ROWS = 1024
-_OF_SPARK = re.compile(r"PYTHON_WORKER_FACTORY_\w+|PYTHON_UNIX_DOMAIN_\w+|PYSPARK_\w*SECRET\w*|SPARK_AUTH_\w+")
+_OF_SPARK = re.compile(
+    r"PYTHON_WORKER_FACTORY_\w+|PYTHON_UNIX_DOMAIN_\w+|PYSPARK_\w*SECRET\w*|_?SPARK_AUTH_\w+|_SPARK_SSL_\w+"
+)
 """Variables of a Python worker that its children must not have."""
 
 Row = tuple[int, FrameKind, int, bytes]

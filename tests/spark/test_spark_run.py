@@ -139,10 +139,12 @@ def test_other_releases_on_executors_are_refused() -> None:
 
 
 def test_gpus_of_the_task_and_secrets_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "secret")
+    secret = ("PYTHON_WORKER_FACTORY_SECRET", "_SPARK_AUTH_SECRET", "SPARK_AUTH_SOCKET", "_SPARK_SSL_RPC_KEY_PASSWORD")
+    for name in secret:
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     made = _task._environment({"A": "b"}, ("2", "3"))
-    assert "PYTHON_WORKER_FACTORY_SECRET" not in made
+    assert not made.keys() & set(secret)
     assert (made["CUDA_VISIBLE_DEVICES"], made["A"]) == ("2,3", "b")
 
 

@@ -127,20 +127,24 @@ def _train(training: Training, packed: bytes) -> Trained | None:
     saved = hvd.broadcast_object(saved, root_rank=0, name="horovodlike.spark.checkpoint")
     history: dict[str, list[float]] = {}
     begin = 0
+    device = _choose_device(params["use_gpu"])
+    model.to(device)  # before the optimizer's state, which follows the parameters
     if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         history, begin = saved["history"], saved["epoch"]
-    run = _Run(training, model, optimizer)
+    run = _Run(training, model, optimizer, device)
     sizes: tuple[int, ...] = ()
     train_shards, val_shards = training.shards()
     batches = run.batches(train_shards, params["batch_size"], params["train_steps_per_epoch"])
     val_size = params["val_batch_size"] or params["batch_size"]
+    val = None
+    if val_shards is not None:
+        val = run.batches(val_shards, val_size, params["validation_steps_per_epoch"], is_training=False)
     for epoch in range(begin, params["epochs"]):
         batches.set_epoch(epoch)
         values, sizes = run.epoch(batches, is_training=True)
-        if val_shards is not None:
-            val = run.batches(val_shards, val_size, params["validation_steps_per_epoch"], is_training=False)
+        if val is not None:
             values |= {f"val_{name}": value for name, value in run.epoch(val, is_training=False)[0].items()}
         for name, value in values.items():
             history.setdefault(name, []).append(value)
@@ -161,6 +165,18 @@ def _train(training: Training, packed: bytes) -> Trained | None:
     return Trained(_dump(model.cpu()), history, sizes or run.sizes(train_shards)) if rank == 0 else None
 
 
+def _choose_device(use_gpu: bool) -> Any:
+    import torch
+
+    import horovodlike.torch as hvd
+
+    if not (use_gpu and torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def _on_cpu(value: Any) -> Any:
     import torch
 
@@ -174,17 +190,11 @@ def _on_cpu(value: Any) -> Any:
 class _Run:
     """The model of a rank with all that a step needs."""
 
-    def __init__(self, training: Training, model: Any, optimizer: Any) -> None:
-        import torch
-
+    def __init__(self, training: Training, model: Any, optimizer: Any, device: Any) -> None:
         import horovodlike.torch as hvd
 
         self._training, self._params = training, training.params
-        self._device = torch.device("cpu")
-        if self._params["use_gpu"] and torch.cuda.is_available():
-            self._device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
-            torch.cuda.set_device(self._device)
-        self._model = model.to(self._device)
+        self._model, self._device = model, device
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         self._optimizer = hvd.DistributedOptimizer(

@@ -75,7 +75,7 @@ class Batches(AsyncDataLoaderMixin, BaseDataLoader):
         rank: This process's rank.
         size: The number of ranks.
         seed: The seed of the order; None to keep the order of the files.
-        steps: The batches of an epoch; None for all. With more, the rank's rows are read again.
+        steps: The batches of an epoch; None for all. With more, the rank's rows are read again, if it has any.
         transformation: Applied to each batch, or None.
         keep: Keep all rows of this rank in memory after they were read once.
         pad: Give all ranks the same number of full batches; otherwise each row comes once, and ranks may differ.
@@ -121,11 +121,14 @@ class Batches(AsyncDataLoaderMixin, BaseDataLoader):
             return
         left = self.steps
         while left > 0:
+            before = left
             for batch in self._once(self._epoch_number):
                 yield batch
                 left -= 1
                 if not left:
                     return
+            if left == before:
+                return  # this rank has no rows; with pad=True each one has some
 
     def _once(self, epoch: int) -> Iterator[Arrays]:
         import numpy as np

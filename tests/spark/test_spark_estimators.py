@@ -151,5 +151,8 @@ def test_each_row_comes_once_in_an_epoch(tmp_path: Path, seed: int | None) -> No
     steps = {len(list(Batches(shards, ["n"], 4, rank, 3, seed=seed))) for rank in range(3)}
     assert len(steps) == 1, "all ranks take the same number of steps"
     assert len(list(Batches(shards, ["n"], 4, 0, 3, seed=seed, steps=9))) == 9
+    few = Shards(store, {str(tmp_path / "1.parquet"): (1,)})
+    taken = [len(list(Batches(few, ["n"], 4, rank, 3, seed=seed, steps=2, pad=False))) for rank in range(3)]
+    assert sorted(taken) == [0, 0, 2], "a rank without rows ends"
     with pytest.raises(ValueError, match="no rows"):
         Shards.scan(store, str(tmp_path / "nothing"))

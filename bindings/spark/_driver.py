@@ -31,10 +31,21 @@ _LAST_LINES = 6
 _REASON_S = 3.0
 """How long Spark may take to say why a stage has failed."""
 _PROBE_S = 5
+_LONGEST_PROBE_S = 10.0
+_LOSSES = ("ExecutorLostFailure", "Python worker exited unexpectedly")
+"""Spark's words for an executor and for a Python worker that have died."""
 
 
 class TasksLostError(HostsError):
     """Spark has lost a task of the job: an executor or a Python worker has died, or was taken away."""
+
+
+class NotStartedError(HostsError):
+    """No task of the job has started in time."""
+
+
+class _ProbeOverError(Exception):
+    """A probe has found out enough, or has taken too long."""
 
 
 class Cluster(ABC):
@@ -54,7 +65,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def count(self, most: int) -> int:
-        """Return how many of ``most`` tasks can run at the same time now, however long it takes to find out."""
+        """Return how many of ``most`` tasks can run at the same time now; may take some seconds to find out."""
 
     @abstractmethod
     def watch(self, name: str) -> Watch:
@@ -73,8 +84,8 @@ class Watch(ABC):
         """Return whether tasks of the job have started."""
 
     @abstractmethod
-    def is_lost(self) -> str | None:
-        """Return why the stage has failed if Spark begins it anew; else None."""
+    def failure(self) -> HostsError | None:
+        """Return the failure of the stage if Spark begins it anew; else None."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -153,7 +164,7 @@ class _ClassicWatch(Watch):
         self._context, self._group = session.sparkContext, name
         self._tracker = self._context.statusTracker()
         self._ran = False
-        self._lost_at: float | None = None
+        self._failed_at: float | None = None
 
     def enter(self) -> None:
         self._context.setJobGroup(self._group, "horovodlike", interruptOnCancel=False)
@@ -172,14 +183,15 @@ class _ClassicWatch(Watch):
         )
         return self._ran
 
-    def is_lost(self) -> str | None:
+    def failure(self) -> HostsError | None:
         for stage in self._stages():
             if stage.currentAttemptId > 0 or stage.numFailedTasks > 0:
-                self._lost_at = self._lost_at or time.monotonic()
+                self._failed_at = self._failed_at or time.monotonic()
                 reason = self._reason(stage.stageId)
-                if reason is None and time.monotonic() > self._lost_at + _REASON_S:
-                    return "the log of the driver says why"
-                return reason
+                if reason is not None:
+                    return failure_of(reason)
+                if time.monotonic() > self._failed_at + _REASON_S:
+                    return failure_of("the log of the driver says why")
         return None
 
     def _reason(self, stage: int) -> str | None:
@@ -190,11 +202,18 @@ class _ClassicWatch(Watch):
             for number in range(attempts.size()):
                 reason = attempts.apply(number).failureReason()
                 if reason.isDefined():
-                    return _shorten(str(reason.get()))
+                    return str(reason.get())
         return None
 
     def cancel(self) -> None:
         self._context.cancelJobGroup(self._group)
+
+
+def failure_of(reason: str) -> HostsError:
+    """Return the error for a stage that has failed; only a lost executor or Python worker is a TasksLostError."""
+    if any(words in reason for words in _LOSSES):
+        return TasksLostError(f"Spark has lost a task of the job: {_shorten(reason)}")
+    return HostsError(f"a task of the job has failed: {_shorten(reason)}")
 
 
 def _shorten(reason: str) -> str:
@@ -218,8 +237,15 @@ class _ConnectCluster(Cluster):
 
     def count(self, most: int) -> int:
         watch = _ConnectWatch(self.session, f"horovodlike-probe-{secrets.token_hex(8)}")
+        deadline = time.monotonic() + _LONGEST_PROBE_S
+
+        def check() -> None:
+            if watch.tasks_run() or time.monotonic() > deadline:
+                raise _ProbeOverError
+
         try:
-            _run_in_thread(self, lambda: _wait_job(self.session, most), watch, lambda: None)
+            with contextlib.suppress(_ProbeOverError):
+                _run_in_thread(self, lambda: _wait_job(self.session, most), watch, check)
         finally:
             watch.close()
         return watch.most_tasks
@@ -247,7 +273,7 @@ class _ConnectWatch(Watch):
     def tasks_run(self) -> bool:
         return self.most_tasks > 0 or self._any_done
 
-    def is_lost(self) -> str | None:
+    def failure(self) -> HostsError | None:
         return None  # the second attempt of the stage says so itself
 
     def cancel(self) -> None:
@@ -273,7 +299,8 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
 
     Raises:
         TasksLostError: Spark has lost a task of the job.
-        HostsError: No task of the job has started in time.
+        NotStartedError: No task of the job has started in time.
+        HostsError: A task has failed, and Spark would begin the stage anew.
         BaseException: An error of Spark; or an interrupt (KeyboardInterrupt), the job has been cancelled.
     """
 
@@ -294,21 +321,27 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
     deadline = time.monotonic() + request.start_timeout
 
     def check() -> None:
-        if (reason := watch.is_lost()) is not None:
-            raise TasksLostError(f"Spark has lost a task of the job: {reason}")
+        if (failure := watch.failure()) is not None:
+            raise failure
         if not watch.tasks_run() and time.monotonic() > deadline:
-            raise _not_started(cluster, num_proc, request.start_timeout)
+            raise NotStartedError
 
     try:
         return list(_run_in_thread(cluster, collect, watch, check))
+    except NotStartedError:  # the job is cancelled now, and takes no slots from those who count them
+        raise _not_started(cluster, num_proc, request.start_timeout) from None
+    except Exception as error:
+        if not isinstance(error, HostsError) and isinstance(lost := failure_of(str(error)), TasksLostError):
+            raise lost from error
+        raise
     finally:
         watch.close()
 
 
-def _not_started(cluster: Cluster, num_proc: int, seconds: float) -> HostsError:
+def _not_started(cluster: Cluster, num_proc: int, seconds: float) -> NotStartedError:
     slots = cluster.slots()
     slots = cluster.count(num_proc) if slots is None else slots
-    return HostsError(
+    return NotStartedError(
         f"num_proc={num_proc} needs {num_proc} slots of Spark at the same time, and the cluster has {slots} (now, and "
         f"other jobs may use some of them): no task has started within {seconds:g} s. Use a smaller num_proc, add "
         "executors, or raise start_timeout"
@@ -371,15 +404,28 @@ def wait_for_slots(cluster: Cluster, least: int, seconds: float, name: str, sett
     while found is not None and found < least:
         now = time.monotonic()
         if now >= min(deadline, changed + patience):
-            raise UsageError(
-                f"{name}={least} needs {counted(least, 'slot')} of Spark at the same time, and the cluster has {found} "
-                "(cores of executors, divided by spark.task.cpus; fewer if tasks take GPUs): use a smaller "
-                f"{name}, or add executors"
-            )
+            raise _too_few(name, least, found)
         time.sleep(_LOOK_S)
         before, found = found, cluster.slots()
         changed = changed if found == before else now
     return found
+
+
+def count_slots(cluster: Cluster, least: int, most: int, seconds: float, name: str) -> int:
+    """Return how many slots there are, at most ``most``, where the cluster does not tell; see :func:`wait_for_slots`."""
+    deadline = time.monotonic() + seconds
+    while (found := cluster.count(most)) < least:
+        if time.monotonic() >= deadline:
+            raise _too_few(name, least, found)
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _too_few(name: str, least: int, found: int) -> UsageError:
+    return UsageError(
+        f"{name}={least} needs {counted(least, 'slot')} of Spark at the same time, and the cluster has {found} (cores of "
+        f"executors, divided by spark.task.cpus; fewer if tasks take GPUs): use a smaller {name}, or add executors"
+    )
 
 
 def is_local(cluster: Cluster) -> bool:

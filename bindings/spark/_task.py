@@ -17,12 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config
 from horovodlike._net.interfaces import choose_address, local_addresses
 from horovodlike._net.secure_channel import JobKey
+from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.host_probe import VISIBLE, detect_host, find_free_port, installed_version
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.agent.run_task import LENGTH
@@ -132,14 +133,14 @@ class _Member:
         version: The release of horovodlike there.
         attempt: The number of this attempt of the task, which no other one has.
         earlier: The attempts of tasks of this job that were on this executor before.
-        leader: What only the task of partition 0 tells: key, job, address and ports; or its ``trouble``.
+        leader: What only the task of partition 0 tells: key, job, address and ports. Or the ``trouble`` of any task.
     """
 
     host: str
     version: str
     attempt: int
     earlier: tuple[int, ...]
-    leader: Mapping[str, Any]
+    leader: Mapping[str, Any] = field(repr=False)
 
 
 def run_task(request: Request) -> Iterator[pyarrow.RecordBatch]:
@@ -153,7 +154,14 @@ def _rows(request: Request, context: BarrierTaskContext) -> Iterator[Row]:
     number = context.partitionId()
     with ExitStack() as stack:
         hosts = [_host_of(info.address) for info in context.getTaskInfos()]
-        offer = _offer(request, hosts, stack) if number == 0 else _Offer({})
+        offer = _Offer({})
+        try:
+            config.load(_environment(request.environ, ()))
+        except ConfigError as error:
+            offer = _Offer({"trouble": f"executor host {hosts[number]}: {error}"})
+        else:
+            if number == 0:
+                offer = _offer(request, hosts, stack)
         mine = _Member(
             hosts[number],
             installed_version(),
@@ -211,8 +219,7 @@ def _why_not(request: Request, members: list[_Member]) -> str | None:
             )
     if _is_retry(members):
         return "Spark has lost a task of the job, and its stage would begin anew"
-    trouble: str | None = members[0].leader.get("trouble")
-    return trouble
+    return next((str(member.leader["trouble"]) for member in members if "trouble" in member.leader), None)
 
 
 class _Offer:
@@ -270,6 +277,8 @@ class _Task:
         self._wakeup = Wakeup()
         stack.callback(self._wakeup.close)
         self._writer = Writer(self._wakeup.set)
+        self._supervisor: Supervisor | None = None
+        stack.callback(self._writer.close, lambda: self._supervisor is not None and self._supervisor.abandoned)
         self._output = _Output(self._writer, request.log)
         values = config.load(self._environ)
         self._network_timeout = values.network_timeout
@@ -291,7 +300,7 @@ class _Task:
                 network_timeout=self._network_timeout,
                 on_gone=offer.server.exited,
             )
-            self._attach(supervisor)
+            self._supervisor = supervisor
             self._start_rank(agent)
             outcome = supervisor.run()
             for connection in others.values():
@@ -320,7 +329,7 @@ class _Task:
         if frame.kind is FrameKind.PLACE:
             agent = self._start_agent()
             relay = Relay(agent, uplink, self._output, self._wakeup, self._network_timeout)
-            self._attach(relay)
+            self._supervisor = relay
             self._start_rank(agent)
             relay.run(early)
             yield from self._output.rows()
@@ -351,9 +360,6 @@ class _Task:
         agent = start_local_agent()
         self._stack.callback(agent.close)
         return agent
-
-    def _attach(self, supervisor: Supervisor) -> None:
-        self._stack.callback(self._writer.close, lambda: supervisor.abandoned)
 
     def _start_rank(self, agent: FrameConnection) -> None:
         path = json.dumps([entry for entry in sys.path if entry]).encode()

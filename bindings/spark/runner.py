@@ -6,11 +6,13 @@ import functools
 import os
 import secrets
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO, TypeVar
 
+from horovodlike import config
 from horovodlike.launcher.agent.host_probe import installed_version
 from horovodlike.launcher.errors import HostsError, RankFailedError, UsageError
 from horovodlike.launcher.options import check_arguments, take_integer
@@ -24,6 +26,7 @@ __all__ = ["run", "run_elastic"]
 
 T = TypeVar("T")
 
+_START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 _START_TIMEOUT_S = 60.0
 _ELASTIC_TIMEOUT_S = 600.0
 
@@ -79,7 +82,7 @@ def run(
         HostsError: A task was lost, with its executor or alone; no task has started in time; or the tasks cannot reach
             each other. It is a RuntimeError.
         UsageError: There are fewer slots than ``num_proc``, or an argument cannot be used; it is a ValueError.
-        ConfigError: There is no session, or PySpark is too old.
+        ConfigError: There is no session, PySpark is too old, or ``env`` has a setting with a bad value.
         Exception: The function raised it on the rank that failed first; its cause is a
             :class:`horovodlike.launcher.run.RemoteTraceback`. Errors of Spark itself are raised as they are.
     """
@@ -152,10 +155,11 @@ def run_elastic(
     limit = take_integer("reset_limit", reset_limit)
     request = _request(fn, args, kwargs, start_timeout, env, nics, verbose, None)
     patience = _ELASTIC_TIMEOUT_S if elastic_timeout is None else float(elastic_timeout)
-    resets = 0
+    resets, until = 0, 0.0
     found = _driver.wait_for_slots(cluster, least, request.start_timeout, "min_num_proc")
     size = wanted if found is None else min(wanted, found)
     while True:
+        reason: str | None = None
         try:
             outcome = _submit(cluster, size, request, stdout, stderr, verbose, prefix_output_with_timestamp)
             if not _was_lost(outcome):
@@ -163,18 +167,25 @@ def run_elastic(
             reason = _why(outcome)
         except _driver.TasksLostError as error:
             reason = str(error)
-        resets += 1
-        if limit is not None and resets > limit:
-            raise RankFailedError(f"ranks were lost {resets} times, and reset_limit={limit}: {reason}", -1, 1)
-        print(f"horovodlike: beginning anew: {reason}", file=stderr or sys.stderr)
-        size = _next_size(cluster, least, most, patience)
+        except _driver.NotStartedError:  # Spark may count the slots of a lost executor for a while
+            if time.monotonic() >= until:
+                raise
+        if reason is not None:
+            resets += 1
+            if limit is not None and resets > limit:
+                raise RankFailedError(f"ranks were lost {resets} times, and reset_limit={limit}: {reason}", -1, 1)
+            print(f"horovodlike: beginning anew: {reason}", file=stderr or sys.stderr)
+            until = time.monotonic() + patience
+        size = _next_size(cluster, least, most, until - time.monotonic())
         request = replace(request, job=secrets.token_hex(8))
 
 
 def _next_size(cluster: _driver.Cluster, least: int, most: int, patience: float) -> int:
     """Return the number of ranks with which a job begins anew."""
     found = _driver.wait_for_slots(cluster, least, patience, "min_num_proc", settle=patience)
-    return min(most, cluster.count(most) if found is None else found)
+    if found is None:
+        return _driver.count_slots(cluster, least, most, patience, "min_num_proc")
+    return min(most, found)
 
 
 def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
@@ -213,12 +224,17 @@ def _request(
         from horovodlike.compat.horovod.runner import NeedsNames
 
         fn, args, kwargs = NeedsNames(functools.partial(fn, *args, **dict(kwargs or {}))), (), None
+    config.load(env or {})
     try:
         task = dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:
         raise TypeError(f"run(): fn, or something in args or kwargs, cannot be pickled: {error}") from error
     if start_timeout is None:
-        start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or _START_TIMEOUT_S)
+        text = os.environ.get(_START_TIMEOUT) or _START_TIMEOUT_S
+        try:
+            start_timeout = float(text)
+        except ValueError:
+            raise UsageError(f"{_START_TIMEOUT}={text} is no number of seconds") from None
     if not 0 < start_timeout < 1e6:
         raise UsageError(f"start_timeout={start_timeout} is no number of seconds")
     return Request(

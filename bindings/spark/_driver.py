@@ -8,7 +8,9 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from horovodlike.errors import ConfigError
@@ -21,8 +23,9 @@ from horovodlike.launcher.supervisor.output import Printer
 if TYPE_CHECKING:
     from horovodlike.spark._task import Request
 
-_MINIMUM = {False: (3, 5), True: (4, 0)}
-"""The lowest releases of PySpark, by whether it is Spark Connect."""
+_MINIMUM = (4, 0)
+"""The lowest release of PySpark."""
+NO_NUM_PROC = "num_proc is missing: Spark Connect does not tell spark.default.parallelism"
 _LOOK_S = 0.2
 _SETTLE_S = 20.0
 """For how long no executor must have come before a cluster with too few slots is taken for complete."""
@@ -34,6 +37,10 @@ _PROBE_S = 5
 _LONGEST_PROBE_S = 10.0
 _LOSSES = ("ExecutorLostFailure", "Python worker exited unexpectedly")
 """Spark's words for an executor and for a Python worker that have died."""
+
+
+_ended: deque[str] = deque(maxlen=64)
+"""The last jobs of this process that have ended: the next one removes the notes that they left on executors."""
 
 
 class TasksLostError(HostsError):
@@ -103,12 +110,12 @@ def find_cluster() -> Cluster:
     """
     try:
         import pyspark
-        from pyspark.sql.utils import is_remote
     except ImportError as error:
         raise ConfigError(f"horovodlike.spark needs PySpark: pip install 'horovodlike[spark]' ({error})") from error
-    remote = is_remote()
-    check_version(pyspark.__version__, remote)
-    if remote:
+    check_version(pyspark.__version__)
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
         from pyspark.sql.connect.session import SparkSession as ConnectSession
 
         active = ConnectSession.getActiveSession()
@@ -123,15 +130,12 @@ def find_cluster() -> Cluster:
     return _ClassicCluster(SparkSession.getActiveSession() or SparkSession.builder.getOrCreate())
 
 
-def check_version(version: str, remote: bool) -> None:
+def check_version(version: str) -> None:
     """Raise a ConfigError if a release of PySpark is too old."""
-    minimum = _MINIMUM[remote]
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if found < minimum:
-        what = "Spark Connect" if remote else "PySpark"
+    if tuple(int(part) for part in version.split(".")[:2]) < _MINIMUM:
         raise ConfigError(
-            f"{what} {version} is installed, and horovodlike.spark needs at least {'.'.join(map(str, minimum))}, which "
-            "has barrier stages over DataFrames: pip install -U pyspark, of the release of the cluster"
+            f"PySpark {version} is installed, and horovodlike.spark needs at least {'.'.join(map(str, _MINIMUM))}: pip "
+            "install -U pyspark, of the release of the cluster"
         )
 
 
@@ -317,6 +321,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
         ids = cluster.session.range(0, num_proc, 1, num_proc)
         return list(ids.mapInArrow(rows_of, SCHEMA, barrier=True).collect())
 
+    request = replace(request, ended=tuple(_ended))
     watch = cluster.watch(f"horovodlike-{request.job}")
     deadline = time.monotonic() + request.start_timeout
 
@@ -335,6 +340,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
             raise lost from error
         raise
     finally:
+        _ended.append(request.job)
         watch.close()
 
 
@@ -412,7 +418,7 @@ def wait_for_slots(cluster: Cluster, least: int, seconds: float, name: str, sett
 
 
 def count_slots(cluster: Cluster, least: int, most: int, seconds: float, name: str) -> int:
-    """Return how many slots there are, at most ``most``, where the cluster does not tell; see :func:`wait_for_slots`."""
+    """Count slots until there are ``least``; return how many, ``most`` at most. See :func:`wait_for_slots`."""
     deadline = time.monotonic() + seconds
     while (found := cluster.count(most)) < least:
         if time.monotonic() >= deadline:
@@ -423,8 +429,9 @@ def count_slots(cluster: Cluster, least: int, most: int, seconds: float, name: s
 
 def _too_few(name: str, least: int, found: int) -> UsageError:
     return UsageError(
-        f"{name}={least} needs {counted(least, 'slot')} of Spark at the same time, and the cluster has {found} (cores of "
-        f"executors, divided by spark.task.cpus; fewer if tasks take GPUs): use a smaller {name}, or add executors"
+        f"{name}={least} needs {counted(least, 'slot')} of Spark at the same time, and the cluster has {found} "
+        "(cores of executors, divided by spark.task.cpus; fewer if tasks take GPUs): use a smaller "
+        f"{name}, or add executors"
     )
 
 

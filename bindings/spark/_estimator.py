@@ -201,7 +201,7 @@ class HorovodEstimator(_WithParams, Estimator[Any]):
 
         Args:
             params: Other values of parameters for this call, as for ``fit``.
-            dataset_idx: Which data set of the store: that of ``get_train_data_path(dataset_idx)``.
+            dataset_idx: The number or name of a data set of the store, as for ``get_train_data_path(dataset_idx)``.
 
         Returns:
             The transformer.
@@ -253,6 +253,9 @@ class HorovodEstimator(_WithParams, Estimator[Any]):
         train, val = dataset, None
         if isinstance(validation, str):
             flag = functions.col(validation).cast("double") > 0
+            unknown = dataset.where(flag.isNull()).count()
+            if unknown:
+                raise ValueError(f"column {validation!r} has {unknown} nulls: fill or drop them before")
             train, val = dataset.where(~flag), dataset.where(flag)
         elif validation:
             if not 0 < validation < 1:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,7 @@ class Request:
         start_timeout: How long tasks and ranks wait for each other, in seconds.
         verbose: Whether decisions are explained.
         log: Whether the output of ranks goes to the executor's log as well.
+        ended: The names of earlier jobs, whose notes on executors are of no use any more.
     """
 
     job: str
@@ -85,6 +86,7 @@ class Request:
     start_timeout: float
     verbose: bool
     log: bool = True
+    ended: tuple[str, ...] = ()
 
 
 class _Output(RankOutput):
@@ -166,7 +168,7 @@ def _rows(request: Request, context: BarrierTaskContext) -> Iterator[Row]:
             hosts[number],
             installed_version(),
             context.taskAttemptId(),
-            _earlier_attempts(request.job, context.taskAttemptId()),
+            _earlier_attempts(request, context.taskAttemptId()),
             offer.facts,
         )
         told = [json.loads(text) for text in context.allGather(json.dumps(asdict(mine)))]
@@ -190,14 +192,20 @@ def _gpus_of(context: BarrierTaskContext) -> tuple[str, ...]:
     return () if found is None else tuple(found.addresses)
 
 
-def _earlier_attempts(job: str, attempt: int) -> tuple[int, ...]:
+def _earlier_attempts(request: Request, attempt: int) -> tuple[int, ...]:
     """Note this attempt on the executor; return those that were noted before. Spark does not tell a task of a retry."""
     from pyspark import SparkFiles
 
     folder = SparkFiles.getRootDirectory()
-    prefix = f".horovodlike-{job}-"
+    prefix = f".horovodlike-{request.job}-"
+    stale = tuple(f".horovodlike-{job}-" for job in request.ended)
     try:
-        found = tuple(int(name.removeprefix(prefix)) for name in os.listdir(folder) if name.startswith(prefix))
+        names = os.listdir(folder)
+        for name in names:
+            if name.startswith(stale):
+                with suppress(FileNotFoundError):  # another task of this executor was faster
+                    os.remove(os.path.join(folder, name))
+        found = tuple(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
         with open(os.path.join(folder, f"{prefix}{attempt}"), "wb"):
             return found
     except OSError:

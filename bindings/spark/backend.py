@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horovodlike.launcher.errors import UsageError
 from horovodlike.spark import _driver
 from horovodlike.spark.runner import run, run_elastic
 
@@ -57,5 +58,5 @@ class SparkBackend(Backend):
         """See :meth:`Backend.num_processes`."""
         found = self._num_proc or _driver.find_cluster().default_parallelism
         if not found:
-            raise ValueError("num_proc is missing: Spark Connect does not tell spark.default.parallelism")
+            raise UsageError(_driver.NO_NUM_PROC)
         return int(found)

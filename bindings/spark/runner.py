@@ -50,9 +50,9 @@ def run(
 ) -> list[T]:
     """Run a function in several tasks of Spark at the same time, which form a job.
 
-    Needs an active session of classic Spark (3.5 or later) or of Spark Connect (4.0 or later), and horovodlike on the
-    executors. Each rank is a process of its own that the task starts. The function, its arguments and its result are
-    sent by cloudpickle. The call blocks until all ranks have ended; an interrupt (KeyboardInterrupt) cancels the job.
+    Needs an active session of classic Spark or of Spark Connect, 4.0 or later, and horovodlike on the executors. Each
+    rank is a process of its own that the task starts. The function, its arguments and its result are sent by
+    cloudpickle. The call blocks until all ranks have ended; an interrupt (KeyboardInterrupt) cancels the job.
     The function runs at most once on each rank, whatever ``spark.stage.maxConsecutiveAttempts`` says, except that Spark
     Connect begins anew where *all* executors of a job are lost at the same time. May be called from several threads.
 
@@ -201,7 +201,7 @@ def _number_of_ranks(cluster: _driver.Cluster, num_proc: int | None) -> int:
     if found is None:
         found = cluster.default_parallelism
     if found is None:
-        raise UsageError("num_proc is missing: Spark Connect does not tell spark.default.parallelism")
+        raise UsageError(_driver.NO_NUM_PROC)
     if found < 1:
         raise UsageError(f"num_proc={found} is no number of ranks")
     return found

@@ -70,6 +70,39 @@ def test_a_run_is_continued_and_vectors_are_columns(spark: Any, tmp_path: Path) 
     ).columns == ["x", "y", "held_out", "p"]
 
 
+def test_the_state_of_an_optimizer_follows_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    import torch
+
+    import horovodlike.torch as hvd
+    from horovodlike.spark import torch as module
+    from horovodlike.spark._estimator import Training
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    training = Training({"use_gpu": True}, Store.create(str(tmp_path)), "mine", "train", None, 0)
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    training.save_checkpoint({**states, "history": {}, "epoch": 1})
+
+    class Stopped(Exception):
+        pass
+
+    def stop(training: Any, model: Any, optimizer: Any, *_: Any) -> None:
+        kinds.update(state["exp_avg"].device.type for state in optimizer.state.values())
+        raise Stopped
+
+    kinds: set[str] = set()
+    monkeypatch.setattr(module, "_choose_device", lambda use_gpu: torch.device("meta"), raising=False)
+    monkeypatch.setattr(module, "_Run", stop)
+    with pytest.raises(Stopped):
+        module._train(training, pickle.dumps((model, optimizer)))
+    hvd.shutdown()
+    assert kinds == {"meta"}
+
+
 def test_parameters_have_accessors_and_errors(tmp_path: Path) -> None:
     estimator = TorchEstimator(store=Store.create(str(tmp_path)), feature_cols=["a"], label_cols=["b"])
     assert (estimator.getBatchSize(), estimator.getEpochs()) == (32, 1)
@@ -86,6 +119,14 @@ def test_parameters_have_accessors_and_errors(tmp_path: Path) -> None:
         estimator._check(["b"])
     with pytest.raises(ValueError, match="Optimizer parameter is required"):
         estimator._check(["a", "b"])
+
+
+def test_rows_of_neither_part_are_an_error(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1.0, True), (2.0, None), (3.0, False)], ["a", "held_out"])
+    settings = {"feature_cols": ["a"], "label_cols": ["a"], "validation": "held_out", "num_proc": 1}
+    estimator = TorchEstimator(store=Store.create(str(tmp_path)), **settings)
+    with pytest.raises(ValueError, match="'held_out' has 1 nulls"):
+        estimator._write(frame, str(tmp_path / "train"), str(tmp_path / "val"))
 
 
 def test_every_parameter_and_every_omission_is_documented() -> None:

@@ -27,6 +27,8 @@ import psutil
 
 # With these variables modules start no threads when they are imported; a process with threads cannot be forked.
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Arrow starts a thread that frees memory; Keras imports it by way of pandas, if that is installed.
+SINGLE["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

@@ -100,9 +100,10 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-# The tools of the build: `pip` would install them anew for each build, in a new folder, so nothing could be reused.
+# The tools of the build and of `make dev`: to build, `pip` would install them anew each time, in a new folder, so
+# nothing could be reused.
 $(STAMPS)/build: $(STAMPS)/venv
-	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11'
+	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11' 'uv>=0.11'
 	touch $@
 
 # The tools of the wheels; pinned, since what is released depends on them.
@@ -125,15 +126,16 @@ $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)
 	PATH="$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --config-settings=cmake.define.HVL_TESTS=OFF '.[torch,examples]'
 	touch $@
 
-# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; the
-# frameworks are installed meanwhile, and imported once: each of the test processes, which begin together, would compile
-# them to bytecode.
+# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; all
+# that the tests import is installed meanwhile, and the frameworks are imported once: each of the test processes, which
+# begin together, would compile them to bytecode. For so many packages pip takes minutes, uv seconds; but the frameworks
+# come first, by pip, which knows its settings.
 $(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	rm -rf build/wheels
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
 	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
-	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && \
+	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && $(BIN)/uv pip install --python $(BIN)/python \
+	  --quiet --system-certs $(PIP_FLAGS) -r pyproject.toml --extra torch --extra tensorflow --extra keras --extra dev && \
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import keras, tensorflow, torch._dynamo' && wait $$building
-	wheel=$$(echo build/wheels/*.whl) && $(PIP_INSTALL) --force-reinstall --no-deps "$$wheel" && \
-	$(PIP_INSTALL) "$$wheel[torch,tensorflow,keras,dev]"
+	$(PIP_INSTALL) --force-reinstall --no-deps build/wheels/*.whl
 	touch $(STAMPS)/package $@

@@ -16,12 +16,15 @@ HVDRUN = Path(sys.executable).parent / "hvdrun"
 # A sum of two numbers does not depend on their order, so the results are the same to the bit where one trainer uses two
 # process groups. `fit()` of Keras and a loop of one's own round differently.
 TOLERANCE = 1e-5
-# Runs a script, and ends without Python's clean-up. DDP keeps Gloo's threads alive after the group is destroyed, and
-# one that frees a tensor during the clean-up aborts the process, though all has been trained and written.
-WITHOUT_CLEAN_UP = """
-import os, runpy, sys
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+# Runs a script over Gloo and then over horovodlike, in processes that import its framework once, and ends without
+# Python's clean-up: DDP keeps Gloo's threads alive after the group is destroyed, and one that frees a tensor during the
+# clean-up aborts the process, though all has been trained and written.
+BOTH = """
+import json, os, runpy, sys
+script, *runs = sys.argv[1:]
+for options in runs:
+    sys.argv = [script, *json.loads(options)]
+    runpy.run_path(script, run_name="__main__")
 sys.stdout.flush()
 os._exit(0)
 """
@@ -51,25 +54,20 @@ def test_so_they_are_with_accumulation_and_clipping(tmp_path):
 
 
 def _compare(tmp_path: Path, name: str, options: Sequence[str], ours: Sequence[str]) -> None:
-    wanted = _train(tmp_path, name, "--backend", "gloo", *options)
-    assert len(wanted) >= 2 and wanted[-1] < 0.95 * wanted[0], "it learns nothing"
-    assert _train(tmp_path, name, *ours, *options) == pytest.approx(wanted, rel=TOLERANCE)
-
-
-def _train(tmp_path: Path, name: str, *options: str) -> list[float]:
-    report = tmp_path / "report.json"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD")}
     environment |= {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
-    script = FOLDER / f"with_{name}.py"
-    program = ["-c", WITHOUT_CLEAN_UP, script] if "gloo" in options else [script]
-    command = [HVDRUN, "-np", "2", sys.executable, *program, "--report", report, *options]
+    backends = {"gloo": ("--backend", "gloo"), "ours": ours}
+    runs = [
+        json.dumps([*backend, *options, "--report", f"{tmp_path / key}.json"]) for key, backend in backends.items()
+    ]
+    command = [HVDRUN, "-np", "2", sys.executable, "-c", BOTH, FOLDER / f"with_{name}.py", *runs]
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, env=environment, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(report.read_text())
-    assert result["size"] == 2
-    assert done.stdout.count("losses:") == 1, "only rank 0 prints"
-    report.unlink()
-    losses: list[float] = result["losses"]
-    return losses
+    assert done.stdout.count("losses:") == 2, "only rank 0 prints"
+    reports = {key: json.loads((tmp_path / f"{key}.json").read_text()) for key in backends}
+    assert [report["size"] for report in reports.values()] == [2, 2]
+    wanted = reports["gloo"]["losses"]
+    assert len(wanted) >= 2 and wanted[-1] < 0.95 * wanted[0], "it learns nothing"
+    assert reports["ours"]["losses"] == pytest.approx(wanted, rel=TOLERANCE)

@@ -26,7 +26,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", ("sync", "downpour", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("easgd", "ssp")))
+    "mode", ("downpour", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("sync", "easgd", "ssp")))
 )
 def test_each_mode_reaches_the_loss(tmp_path: Path, mode: str) -> None:
     report = tmp_path / "report.json"

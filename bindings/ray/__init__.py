@@ -1,9 +1,12 @@
-"""Jobs on a Ray cluster: ``RayExecutor``, as in ``horovod.ray``, and ``HorovodlikeConfig`` for Ray Train.
+"""Jobs on a Ray cluster: the executors of ``horovod.ray``, and ``HorovodlikeConfig`` for Ray Train.
 
 The modules have the names of Horovod's where scripts import them:
 
 * :mod:`horovodlike.ray.runner`: ``RayExecutor``, for drivers in the cluster and for those connected by Ray Client;
+* :mod:`horovodlike.ray.elastic`: ``ElasticRayExecutor``, and which nodes it uses;
 * :mod:`horovodlike.ray.adapter`: a static job: its placement, its start, its calls, its failures;
+* :mod:`horovodlike.ray.elastic_adapter`: an elastic job: its calls;
+* :mod:`horovodlike.ray.callers`: the nodes of an elastic job, and the actors there;
 * :mod:`horovodlike.ray.strategy`: placement groups;
 * :mod:`horovodlike.ray.worker`: the actor that is a rank;
 * :mod:`horovodlike.ray.rendezvous`: the variables by which workers find each other, for both;
@@ -35,6 +38,7 @@ def check_version(version: str) -> None:
 
 check_version(_ray.__version__)
 
+from horovodlike.ray.elastic import ElasticRayExecutor  # noqa: E402
 from horovodlike.ray.ray_logger import log  # noqa: E402
 from horovodlike.ray.runner import RayExecutor  # noqa: E402
 from horovodlike.ray.worker import BaseHorovodWorker  # noqa: E402
@@ -42,15 +46,10 @@ from horovodlike.ray.worker import BaseHorovodWorker  # noqa: E402
 if TYPE_CHECKING:
     from horovodlike.ray.train import HorovodlikeConfig as HorovodlikeConfig
 
-__all__ = ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "HorovodlikeConfig", "RayExecutor", "log"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ElasticRayExecutor":
-        raise ImportError(  # of an AttributeError, `from horovodlike.ray import ...` would drop the message
-            "horovodlike.ray has no ElasticRayExecutor: run elastic jobs by hvdrun --nnodes MIN:MAX, or by "
-            "horovodlike.run() with CalledHosts"
-        )
     if name != "HorovodlikeConfig":  # Ray Train takes a second to import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from horovodlike.ray.train import HorovodlikeConfig

@@ -21,7 +21,7 @@ from horovodlike.ray.rendezvous import WorkerJob
 from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
 from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
 
-__all__ = ["StartOptions", "StaticAdapter", "ends_with"]
+__all__ = ["StartOptions", "StaticAdapter", "ends_with", "first_line"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_SECONDS = 0.1
@@ -231,7 +231,7 @@ class StaticAdapter:
             self._workers[rank].handle.leave.remote(_described(error))  # does nothing if the worker is lost
 
     def _lost(self, rank: int, error: RayActorError) -> None:
-        reason = f"rank {rank} is lost: {_first_line(error)}"
+        reason = f"rank {rank} is lost: {first_line(error)}"
         self._trouble = self._trouble or reason
         if self._job is not None:
             self._job.server.exited(rank, reason)
@@ -245,7 +245,7 @@ class StaticAdapter:
             self._trouble = f"{listed('rank', silent)} did not answer when others had failed"
             raise RankFailedError(
                 f"{listed('rank', silent)} of {len(self._workers)} did not answer for {_SECONDS_TO_EXPLAIN:g} s after "
-                f"rank {rank} had failed with {_first_line(error)} ({where})",
+                f"rank {rank} had failed with {first_line(error)} ({where})",
                 silent[0],
                 -1,
             ) from error
@@ -326,7 +326,8 @@ def _described(error: Exception) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the class of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(_described(error)).strip().splitlines()[0] if str(error).strip() else ''}"
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
+
+from horovodlike._bootstrap import driver_client
+from horovodlike._net.object_seal import dumps
 
 __all__ = ["configure", "log"]
 
@@ -26,11 +30,16 @@ def configure(queue: LogQueue | None) -> None:
 def log(info: dict[str, Any]) -> None:
     """Send a value to each callback of the driver's ``run(..., callbacks=[...])``.
 
-    The call returns when the value has arrived in the cluster, so it is not lost if this rank dies afterwards. On
-    ranks other than 0, and where the driver has given no callbacks, it does nothing.
+    The call returns when the value has arrived in the cluster, so it is not lost if this rank dies afterwards; in an
+    elastic job, when it has been sent. On ranks other than 0, and where the driver has given no callbacks, it does
+    nothing.
 
     Args:
         info: The value; usually a dictionary of metrics. It must be picklable.
     """
     if _queue is not None:
         _queue.put(info)
+        return
+    worker = driver_client.current()
+    if worker is not None and os.environ.get("HOROVOD_RANK") == "0":
+        worker.log(dumps(info))

@@ -12,7 +12,11 @@ import ray
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horovodlike import config
+from horovodlike.compat import named
+from horovodlike.launcher.options import setting_variables, take_elastic
 from horovodlike.ray.adapter import StartOptions, StaticAdapter, ends_with
+from horovodlike.ray.elastic_adapter import ElasticAdapter, ElasticOptions
 from horovodlike.ray.strategy import Demand
 
 __all__ = ["MiniSettings", "RayExecutor"]
@@ -41,10 +45,15 @@ class MiniSettings:
 
 
 class RayExecutor:
-    """A job whose ranks are actors of a Ray cluster.
+    """A job on a Ray cluster.
 
     Either ``num_workers`` is given: as few nodes as possible are used; or ``num_hosts``: as many nodes get
-    ``num_workers_per_host`` workers each. Ranks of one node are neighbours. One thread at a time may use an executor.
+    ``num_workers_per_host`` workers each; or ``min_workers``: the job is elastic, see below. Ranks of one node are
+    neighbours. One thread at a time may use an executor.
+
+    In an elastic job, workers use all free resources, up to ``max_workers``. They live as long as a call of :meth:`run`
+    or :meth:`execute`: during it, nodes may come and be lost, and workers too, and the training continues from its last
+    commit. The function calls ``init()`` and a function that ``elastic.run`` has wrapped.
 
     Args:
         settings: The result of :meth:`create_settings`.
@@ -56,10 +65,13 @@ class RayExecutor:
         gpus_per_worker: GPUs for each worker; None for one. Needs ``use_gpu``.
         use_current_placement_group: With ``num_workers``, in a task or actor that runs in a placement group: whether
             the workers run in that group, too. Otherwise a group is made, and removed by :meth:`shutdown`.
-        min_workers: None: elastic jobs are not supported.
-        max_workers: None, likewise.
-        reset_limit: Has no effect without ``min_workers``; so ``cooldown_range``, ``elastic_timeout`` and
-            ``override_discovery``.
+        min_workers: The fewest workers of an elastic job, below which it waits for more. The other arguments of elastic
+            jobs have no effect without it.
+        max_workers: The most workers of an elastic job; None for as many as there is room for.
+        reset_limit: How often the set of workers may change; None for any number of times.
+        cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
+        elastic_timeout: How long to wait for ``min_workers``, at the start and later, in seconds.
+        override_discovery: Whether an elastic job may use all nodes; False: those that ``settings.discovery`` names.
         share_gpus: Whether a worker sees all GPUs that the job has on its node, in the order of local ranks, as scripts
             expect that call ``torch.cuda.set_device(hvd.local_rank())``. False: it sees its own only, so device 0.
 
@@ -120,9 +132,9 @@ class RayExecutor:
             raise ValueError("`max_workers` provided without any positive `min_workers`")
         if min_workers and num_workers:
             raise ValueError("Both `min_workers` and `num_workers` provided.")
-        if min_workers:
-            raise ValueError("RayExecutor has no elastic jobs: give num_workers or num_hosts instead of min_workers.")
-        if (num_workers is None) == (num_hosts is None):
+        if min_workers and num_hosts:
+            raise ValueError("Both `min_workers` and `num_hosts` provided.")
+        if not min_workers and (num_workers is None) == (num_hosts is None):
             raise ValueError("Either num_workers or num_hosts must be given, and not both.")
         per_worker = {"CPU": _at_least(0, "cpus_per_worker", cpus_per_worker)}
         if use_gpu:
@@ -134,13 +146,30 @@ class RayExecutor:
             hosts = _at_least(1, "num_hosts", num_hosts)
             workers = hosts * _at_least(1, "num_workers_per_host", num_workers_per_host)
         nics = settings.nics
-        self._demand = Demand(workers, per_worker, num_hosts, use_current_placement_group)
-        self._options = StartOptions(
+        options = StartOptions(
             start_timeout=settings.timeout_s,
             placement_timeout=settings.placement_group_timeout_s,
             network_interface=nics if nics is None or isinstance(nics, str) else ",".join(nics),
             share_gpus=share_gpus,
         )
+        self._kind: tuple[Any, ...] = (
+            StaticAdapter,
+            Demand(workers, per_worker, num_hosts, use_current_placement_group),
+            options,
+        )
+        if min_workers:
+            least = _at_least(1, "min_workers", min_workers)
+            discovery = None if override_discovery else _discovery(settings)
+            elastic = ElasticOptions(
+                None if max_workers is None else _at_least(least, "max_workers", max_workers),
+                reset_limit,
+                cooldown_range,
+                elastic_timeout,
+                discovery,
+            )
+            given = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
+            take_elastic(given, True, config.load(setting_variables({"elastic_timeout": elastic_timeout})))
+            self._kind = ElasticAdapter, Demand(least, per_worker, use_current=False), options, elastic
         self._adapter: _Local | _Remote | None = None
 
     def start(
@@ -150,7 +179,9 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the workers. May be called again after :meth:`shutdown`.
+        """Start the workers; of an elastic job, wait until there is room for the fewest, for ``elastic_timeout``.
+
+        May be called again after :meth:`shutdown`.
 
         Args:
             executable_cls: A class, of which each worker makes an object for :meth:`execute`.
@@ -160,14 +191,14 @@ class RayExecutor:
 
         Raises:
             TimeoutError: The resources were not to be had, or the workers did not start, within
-                ``placement_group_timeout_s``. Nothing is left of the job.
+                ``placement_group_timeout_s``. The message says what was asked for. Nothing is left of the job.
             RankFailedError: A worker died when it started. Nothing is left of the job.
             RuntimeError: The workers have been started already.
         """
         if self._adapter is not None:
             raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
         is_client = ray.util.client.ray.is_connected()  # then this process is not in the cluster, and has no server
-        adapter: _Local | _Remote = (_Remote if is_client else _Local)(self._demand, self._options)
+        adapter: _Local | _Remote = (_Remote if is_client else _Local)(*self._kind)
         try:
             adapter.call("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
         except BaseException:
@@ -196,16 +227,19 @@ class RayExecutor:
             callbacks: Functions of this process that get each value that rank 0 gives to :func:`horovodlike.ray.log`.
 
         Returns:
-            The results, by rank.
+            The results, by rank; those of an elastic job are those of its last members.
 
         Raises:
             RankFailedError: A worker died. The message names its rank, its node and Ray's reason. The executor can be
                 shut down and started again.
             ray.exceptions.RayTaskError: The function raised an error, of which this is a subclass, too; or its result
                 cannot be pickled. Of the errors of several ranks, the one that is no consequence of others.
-            RuntimeError: There are no workers, or some still run an earlier call.
+            RuntimeError: There are no workers, some still run an earlier call, or :meth:`shutdown` has ended this one.
+            Exception: In an elastic job, what the function has raised on the worker that failed first, after attempts
+                to replace it; its cause is a :class:`horovodlike.launcher.run.RemoteTraceback`. Also HostsError, a
+                RuntimeError: no node can take part.
         """
-        return self._with_callbacks("run", (fn, tuple(args or ()), dict(kwargs or {})), callbacks)
+        return self._with_callbacks("run", (named(fn), tuple(args or ()), dict(kwargs or {})), callbacks)
 
     def run_remote(
         self,
@@ -219,17 +253,27 @@ class RayExecutor:
 
         Returns:
             The references for ``ray.get``, by rank.
+
+        Raises:
+            NotImplementedError: The job is elastic.
         """
-        references: list[Any] = self._started().call("run_remote", fn, tuple(args or ()), dict(kwargs or {}))
+        references: list[Any] = self._started().call("run_remote", named(fn), tuple(args or ()), dict(kwargs or {}))
         return references
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
-        """Call a function with each worker's object of ``executable_cls``, or None; otherwise as :meth:`run`."""
-        return self._with_callbacks("execute", (fn,), callbacks)
+        """Call a function with each worker's object of ``executable_cls``, or None; otherwise as :meth:`run`.
+
+        The workers of an elastic job make the object anew for each call.
+        """
+        return self._with_callbacks("execute", (named(fn),), callbacks)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call a function with the object of rank 0, or None, and return its result; otherwise as :meth:`run`."""
-        return self._started().call("execute_single", fn)
+        """Call a function with the object of rank 0, or None, and return its result; otherwise as :meth:`run`.
+
+        Raises:
+            NotImplementedError: The job is elastic.
+        """
+        return self._started().call("execute_single", named(fn))
 
     def shutdown(self) -> None:
         """End the workers and release their resources. May be called again, and at any time."""
@@ -268,6 +312,13 @@ class RayExecutor:
             queue.shutdown(force=True)
 
 
+def _discovery(settings: Any) -> Any:
+    discovery = getattr(settings, "discovery", None)
+    if not callable(getattr(discovery, "find_available_hosts_and_slots", None)):
+        raise ValueError(f"override_discovery=False needs a RayHostDiscovery as settings.discovery: Got {discovery!r}.")
+    return discovery
+
+
 def _at_least(least: int, name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be >= {least}: Got {value!r}.")
@@ -277,8 +328,8 @@ def _at_least(least: int, name: str, value: Any) -> int:
 class _Local:
     """An adapter in this process, which is in the cluster."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._adapter = StaticAdapter(*arguments)
+    def __init__(self, kind: type, *arguments: Any) -> None:
+        self._adapter = kind(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._adapter, method)(*arguments)
@@ -293,9 +344,9 @@ class _Local:
 class _Remote:
     """An adapter in an actor of the cluster, for a process that is connected through Ray Client."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, kind: type, *arguments: Any) -> None:
         # Two threads: one may wait for workers while the other ends them.
-        self._actor = ray.remote(num_cpus=0, max_concurrency=2)(StaticAdapter).remote(*arguments)
+        self._actor = ray.remote(num_cpus=0, max_concurrency=2)(kind).remote(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return ray.get(getattr(self._actor, method).remote(*arguments))

@@ -22,6 +22,7 @@ from horovodlike.launcher.errors import counted
 __all__ = ["Demand", "Reservation", "order_by_node", "reserve"]
 
 _logger = logging.getLogger(__name__)
+_REMEDY = "RayExecutor.create_settings(placement_group_timeout_s=...)"
 Resources = Mapping[str, float]
 
 
@@ -74,11 +75,12 @@ class Reservation:
     is_own: bool
     bundles: Sequence[int] = field(default_factory=list)
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: float, remedy: str = _REMEDY) -> None:
         """Wait until the resources are reserved.
 
         Args:
             deadline: The time on the monotonic clock until which to wait.
+            remedy: How to wait longer, for the message.
 
         Raises:
             TimeoutError: They were not to be had; the message has what was asked for, and what there is.
@@ -95,8 +97,7 @@ class Reservation:
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
-                    f"autoscaling cluster. Asked for: {demand}; {offered()}. RayExecutor.create_settings("
-                    "placement_group_timeout_s=...) makes start() wait longer"
+                    f"autoscaling cluster. Asked for: {demand}; {offered()}. {remedy} makes start() wait longer"
                 )
         nodes = placement_group_table(group).get("bundles_to_node_id", {})
         order = order_by_node([nodes.get(index, "") for index in range(len(demand.bundles))])

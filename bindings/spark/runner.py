@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TextIO, TypeVar
 
 from horovodlike import config
+from horovodlike.compat import named
 from horovodlike.launcher.agent.host_probe import installed_version
 from horovodlike.launcher.errors import HostsError, RankFailedError, UsageError
 from horovodlike.launcher.options import check_arguments, take_integer
@@ -220,13 +221,10 @@ def _request(
     from horovodlike._net.object_seal import dumps
 
     check_arguments({"func": fn, "args": args, "kwargs": kwargs, "env": env, "executable": executable})
-    if any(type(finder).__module__ == "horovodlike.compat" for finder in sys.meta_path):
-        from horovodlike.compat.horovod.runner import NeedsNames
-
-        fn, args, kwargs = NeedsNames(functools.partial(fn, *args, **dict(kwargs or {}))), (), None
+    named_fn = named(functools.partial(fn, *args, **dict(kwargs or {})))
     config.load(env or {})
     try:
-        task = dumps((fn, tuple(args), dict(kwargs or {})))
+        task = dumps((named_fn, (), {}))
     except Exception as error:
         raise TypeError(f"run(): fn, or something in args or kwargs, cannot be pickled: {error}") from error
     if start_timeout is None:

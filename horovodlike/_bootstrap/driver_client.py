@@ -6,6 +6,7 @@ docs/developers/protocols.md lists them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -201,6 +202,15 @@ class Worker:
             self._say("leaving")
         print(f"worker {self.number} leaves, as SIGTERM has asked it to", file=sys.stderr)
         raise SystemExit(0)
+
+    def log(self, data: bytes) -> None:
+        """Send a pickled value to the process that has started the job.
+
+        Raises:
+            OSError: The driver is lost.
+            FrameError: The value is too large.
+        """
+        self._say("log", value=base64.b64encode(data).decode())
 
     def _say(self, verb: str, **more: object) -> None:
         with self._sending:

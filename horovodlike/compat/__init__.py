@@ -66,6 +66,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.common.exceptions", "horovodlike.errors"),
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
     Alias("horovod.ray", "horovodlike.ray"),
+    Alias("horovod.ray.elastic_v2", "horovodlike.ray.elastic"),
     Alias("horovod.spark", "horovodlike.spark"),
     Alias("horovod.spark.common", "horovodlike.spark"),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
@@ -170,6 +171,15 @@ def _mention_what_is_hidden() -> None:
         folder = os.path.dirname(real.origin)
         note = f"horovodlike.compat: the Horovod in {folder} is not used; horovodlike stands in for it"
         print(note, file=sys.stderr)
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that other processes unpickle with Horovod's names, if this process has them."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return function
+    from horovodlike.compat.horovod.runner import NeedsNames
+
+    return NeedsNames(function)
 
 
 # Sets the child's search path first: the preparation data has it as well, but the child applies that only later.

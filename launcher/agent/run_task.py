@@ -7,7 +7,7 @@ descriptors that no other user and no network can reach, so they may carry pickl
 import os
 import sys
 
-# Python puts a script's folder on the search path. Remove it; the caller's search path arrives with the task.
+# Python puts a script's folder on the search path. Remove it; the search path of `run()` arrives with the task.
 sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
 
 import json  # noqa: E402 - after the search path was cleared of this folder
@@ -17,6 +17,8 @@ import traceback  # noqa: E402
 from typing import Any  # noqa: E402
 
 LENGTH = struct.Struct(">I")
+SEARCH_PATH = "HOROVODLIKE_SEARCH_PATH"
+"""The variable with a search path, as JSON, that comes before the one in the task."""
 
 
 def pack_answer(raised: str, content: bytes) -> bytes:
@@ -87,7 +89,8 @@ def main() -> None:
     task = _read_task(task_fd)
     (length,) = LENGTH.unpack_from(task)
     search_path: list[Any] = json.loads(task[LENGTH.size : LENGTH.size + length])
-    sys.path[:] = search_path
+    first: list[Any] = json.loads(os.environ.pop(SEARCH_PATH, "[]"))  # of a process that has called in
+    sys.path[:] = [*first, *(entry for entry in search_path if entry not in first)]
     answer, code = _execute(task[LENGTH.size + length :])
     with os.fdopen(result_fd, "wb") as file:
         file.write(answer)

@@ -4,6 +4,7 @@ The connection carries the frames of an agent. The environment, the folder and t
 the process that calls in; their ranks, processors, GPUs and keys are the driver's matter.
 """
 
+import json
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from horovodlike.launcher.agent.protocol import (
     encode_text,
     to_native,
 )
+from horovodlike.launcher.agent.run_task import SEARCH_PATH
 from horovodlike.launcher.elastic.called_hosts import LEFT
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
@@ -251,7 +253,8 @@ class CallIn:
             port: Its port.
             slots: How many workers this host takes.
             environ: The environment of the workers; None for that of this process.
-            command: What each worker executes; None for the function of ``horovodlike.run``, in this interpreter.
+            command: What each worker executes; None for the function of ``horovodlike.run``, in this interpreter, with
+                the search path of this process before that of the driver.
             prints: Whether the output of the workers appears here, in place of where the job was started.
             start_timeout: How long to wait for the job, in seconds.
             grace_period: How long the workers may take to commit and exit after :meth:`leave`, in seconds.
@@ -266,8 +269,10 @@ class CallIn:
         )
         self._stack = ExitStack()
         self._reason = ""
-        environ = os.environ if environ is None else environ
-        self._launch = CallInLaunch(spec, spec.command, dict(environ), self._stack)
+        environ = dict(os.environ if environ is None else environ)
+        if command is None:
+            environ[SEARCH_PATH] = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        self._launch = CallInLaunch(spec, spec.command, environ, self._stack)
 
     def run(self) -> int:
         """Call in, and serve the job until it is over, or this host has left it; return the exit code of ``hvdrun``.

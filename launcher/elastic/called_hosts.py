@@ -131,6 +131,9 @@ class CalledHosts(HostDiscovery):
 
     # For the driver.
 
+    def on_log(self, data: bytes) -> None:
+        """Take a pickled value that a worker has logged; here it is dropped."""
+
     def set_say(self, say: Callable[[str], None]) -> None:
         """Print messages by this function from now on."""
         self._say = say

@@ -106,7 +106,8 @@ class Driver(Supervisor):
         self._generation = 0
         self._server: RendezvousServer | None = None
         self._connections = AgentConnections((), self, output, spec.network_timeout)
-        self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
+        on_log = (lambda _: None) if called is None else called.on_log
+        self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append, on_log)
         self._agents = AgentPool(
             spec,
             command,

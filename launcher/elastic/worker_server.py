@@ -11,6 +11,8 @@ From a worker to the driver:
     Its training function has returned.
 ``{"do": "training"}``
     It trains again after "finished".
+``{"do": "log", "value": base64}``
+    A pickled value for the process that has started the job.
 
 From the driver to a worker:
 
@@ -24,6 +26,7 @@ From the driver to a worker:
     At any time: the job ends.
 """
 
+import base64
 import json
 import time
 from collections.abc import Callable, Collection
@@ -44,7 +47,12 @@ class WorkerServer:
     """The server for workers. Belongs to one thread, which waits for :meth:`fileno` and then calls :meth:`attend`."""
 
     def __init__(
-        self, key: JobKey, job_id: str, expected: Callable[[], Collection[int]], tell: Callable[[Event], None]
+        self,
+        key: JobKey,
+        job_id: str,
+        expected: Callable[[], Collection[int]],
+        tell: Callable[[Event], None],
+        on_log: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Listen on the loopback address.
 
@@ -53,6 +61,7 @@ class WorkerServer:
             job_id: The job's name.
             expected: Returns the numbers of the workers that live.
             tell: Called with each event, in :meth:`attend`.
+            on_log: Called with each value that a worker logs, in :meth:`attend`.
 
         Raises:
             RendezvousError: The server cannot listen.
@@ -60,6 +69,7 @@ class WorkerServer:
         self._job = job_digest(f"elastic/{job_id}")
         self._expected = expected
         self._tell = tell
+        self._on_log = on_log
         self._connections: dict[int, Connection] = {}
         self._door = SecureServer(key, self, who="worker")
         self._addresses = {_LOOPBACK}
@@ -141,6 +151,9 @@ class WorkerServer:
                 event = Finished(worker)
             elif verb == "training":
                 event = Training(worker)
+            elif verb == "log":
+                self._on_log(base64.b64decode(message["value"], validate=True))
+                return
             else:
                 raise ValueError(verb)
         except (ValueError, TypeError, KeyError, RecursionError) as error:

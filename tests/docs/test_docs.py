@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
 import shlex
 import shutil
@@ -323,23 +322,6 @@ def test_the_page_about_model_parallelism_runs(tmp_path: Path, framework: str) -
     if framework == "torch":
         losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
         assert len(losses) == 4 and max(losses) < 2.0
-
-
-@pytest.mark.slow
-def test_the_page_about_ray_runs(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("\n".join(blocks(ROOT / "docs" / "users" / "ray.md", "python")))
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-P", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

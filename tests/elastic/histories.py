@@ -38,43 +38,19 @@ class Entry:
             raise AttributeError(name) from None
 
 
-class HistoryJob:
-    """One hvdrun, as a context."""
+class History:
+    """The diaries of one job, and their evaluation.
 
-    def __init__(
-        self,
-        folder: Path,
-        *options: str,
-        program: Sequence[str] = (),
-        plan: str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    Args:
+        folder: Where the workers write them.
+    """
+
+    said = ""
+    """The output of the job."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if plan is not None:
-            (folder / "plan.yaml").write_text(plan)
-            options = (*options, "--chaos", str(folder / "plan.yaml"))
         self.before = set(os.listdir("/dev/shm"))
-        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-            self.process = subprocess.Popen(
-                [HVDRUN, "--verbose", *options, sys.executable, INTEGERS, folder, *program],
-                stdout=out,
-                stderr=err,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> HistoryJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    @property
-    def said(self) -> str:
-        """The output of the job."""
-        return (self.folder / "out").read_text() + (self.folder / "err").read_text()
 
     def entries(self, event: str | None = None) -> list[Entry]:
         """Return what has been written so far, in the order of time."""
@@ -87,26 +63,11 @@ class HistoryJob:
                     found.append(entry)
         return sorted(found, key=lambda entry: entry.at)
 
-    def wait_for(self, what: str, condition: Any, timeout: float = 60.0) -> None:
-        """Wait until something shows in the diaries."""
-        deadline = time.monotonic() + timeout
-        while not condition() and self.process.poll() is None:
-            assert time.monotonic() < deadline, f"no {what} within {timeout} s\n{self.said}"
-            time.sleep(0.01)
-        assert condition(), f"the job ended with {self.process.returncode} before {what}\n{self.said}"
-
     def steps_of(self, worker: int) -> int:
         return sum(entry.worker == worker for entry in self.entries("step"))
 
     def pid(self, worker: int) -> int:
         return next(entry.pid for entry in self.entries("start") if entry.worker == worker)
-
-    def finish(self, timeout: float = 120.0) -> int:
-        """Wait for the end; the exit code."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job did not end\n{self.said}") from None
 
     def check(self, samples: int) -> None:
         """Check that all who came to the end have the model of an oracle, and that every sample counted once."""
@@ -143,3 +104,55 @@ class HistoryJob:
             assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left\n{self.said}"
         left = {name for name in set(os.listdir("/dev/shm")) - self.before if "horovodlike" in name}
         assert not left, left
+
+
+class HistoryJob(History):
+    """One hvdrun, as a context."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        program: Sequence[str] = (),
+        plan: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder)
+        if plan is not None:
+            (folder / "plan.yaml").write_text(plan)
+            options = (*options, "--chaos", str(folder / "plan.yaml"))
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            self.process = subprocess.Popen(
+                [HVDRUN, "--verbose", *options, sys.executable, INTEGERS, folder, *program],
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> HistoryJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def said(self) -> str:  # type: ignore[override]
+        return (self.folder / "out").read_text() + (self.folder / "err").read_text()
+
+    def wait_for(self, what: str, condition: Any, timeout: float = 60.0) -> None:
+        """Wait until something shows in the diaries."""
+        deadline = time.monotonic() + timeout
+        while not condition() and self.process.poll() is None:
+            assert time.monotonic() < deadline, f"no {what} within {timeout} s\n{self.said}"
+            time.sleep(0.01)
+        assert condition(), f"the job ended with {self.process.returncode} before {what}\n{self.said}"
+
+    def finish(self, timeout: float = 120.0) -> int:
+        """Wait for the end; the exit code."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end\n{self.said}") from None

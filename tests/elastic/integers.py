@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> None:
     diary.write("commit", **place, step=state.step, model=state.model)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Train as the words say; those of the command line if None."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=int, default=600)
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--padding", type=int, default=0, help="elements of a second reduction")
     parser.add_argument("--until-size", type=int, help="more epochs, until there are so many ranks")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     diary = Diary(arguments.folder)
     diary.write("start")
     hvd.init()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -36,3 +39,17 @@ def cluster() -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def ray_client(cluster: Cluster) -> Iterator[str]:
+    """The address of a Ray Client server of the cluster."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "ray.util.client.server", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen([*command, "--address", cluster.address, "--mode", "specific-server"]) as server:
+        try:
+            yield f"ray://127.0.0.1:{port}"
+        finally:
+            server.terminate()

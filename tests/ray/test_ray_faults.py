@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -216,7 +215,7 @@ def test_the_workers_run_in_the_current_placement_group(cluster):
 
 
 @pytest.mark.thorough
-def test_a_driver_connected_through_ray_client(cluster, tmp_path):
+def test_a_driver_connected_through_ray_client(cluster, ray_client, tmp_path):
     script = tmp_path / "client.py"
     script.write_text(
         """
@@ -260,19 +259,6 @@ assert seen == [(0, True)] * 2, seen
 print("done", flush=True)
 """
     )
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "ray.util.client.server", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen([*command, "--address", cluster.address, "--mode", "specific-server"]) as server:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", str(script), f"ray://127.0.0.1:{port}"],
-                capture_output=True,
-                text=True,
-                timeout=200,
-                check=False,
-            )
-        finally:
-            server.terminate()
+    command = [sys.executable, "-P", str(script), ray_client]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0 and "done" in done.stdout, done.stdout + done.stderr

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 import horovodlike.ray
-from horovodlike.ray import RayExecutor
+from horovodlike.ray import ElasticRayExecutor, RayExecutor
 from horovodlike.ray.adapter import visible_gpus
+from horovodlike.ray.callers import Callers, NodeOptions
 from horovodlike.ray.rendezvous import WorkerJob, places_of
 from horovodlike.ray.strategy import Demand, order_by_node, room_for
 from horovodlike.ray.worker import WorkerFacts
@@ -60,7 +61,13 @@ def test_the_room_of_bundles():
         ({"num_workers": 2, "num_hosts": 1}, "Either num_workers or num_hosts"),
         ({"max_workers": 2}, "`max_workers` provided without any positive `min_workers`"),
         ({"num_workers": 2, "min_workers": 1}, "Both `min_workers` and `num_workers` provided"),
-        ({"min_workers": 1}, "no elastic jobs: give num_workers or num_hosts"),
+        ({"min_workers": 1, "num_hosts": 1}, "Both `min_workers` and `num_hosts` provided"),
+        ({"min_workers": 2, "max_workers": 1}, "max_workers must be >= 2: Got 1"),
+        ({"min_workers": -1}, "min_workers must be >= 1: Got -1"),
+        ({"min_workers": 1, "reset_limit": -1}, "reset_limit=-1 cannot be used"),
+        ({"min_workers": 1, "cooldown_range": [3]}, r"cooldown_range=\[3\] cannot be used"),
+        ({"min_workers": 1, "elastic_timeout": "x"}, "elastic_timeout='x' cannot be used"),
+        ({"min_workers": 1, "override_discovery": False}, "needs a RayHostDiscovery as settings.discovery: Got None"),
         ({"num_workers": 0}, "num_workers must be >= 1: Got 0"),
         ({"num_workers": 1.5}, "num_workers must be >= 1: Got 1.5"),
         ({"num_workers": 1, "gpus_per_worker": 1}, "gpus_per_worker is set, but use_gpu is False"),
@@ -81,8 +88,28 @@ def test_settings_have_horovods_names():
         RayExecutor.create_settings(30, ssh_str="key")
 
 
-def test_a_call_without_workers_is_an_error():
-    executor = RayExecutor(RayExecutor.create_settings(), num_workers=1)
+def test_settings_of_elastic_jobs_have_horovods_names():
+    with pytest.warns(DeprecationWarning, match="min_np is deprecated, use min_num_proc instead"):
+        settings = ElasticRayExecutor.create_settings(min_np=2, max_num_proc=3, timeout_s=5, nics="eth0", verbose=True)
+    assert (settings.min_num_proc, settings.max_num_proc, settings.elastic_timeout) == (2, 3, 600)
+    assert (settings.timeout_s, settings.nics, settings.placement_group_timeout_s) == (5, "eth0", 100)
+    with pytest.raises(ValueError, match="gpus_per_slot is set, but use_gpu is False"):
+        ElasticRayExecutor(settings, gpus_per_slot=1)
+    settings.max_num_proc = 1
+    with pytest.raises(ValueError, match="max_workers must be >= 2: Got 1"):
+        ElasticRayExecutor(settings)
+
+
+def test_a_part_of_a_node_is_used_when_its_room_has_stayed_the_same():
+    callers = Callers(Demand(1, {"CPU": 2}), None, None, None, 1.0)
+    total = {"CPU": 4.0}
+    rooms = [(4.0, 0.0), (1.0, 1.0), (2.0, 1.5), (2.0, 3.4), (2.0, 3.6), (4.0, 4.0)]
+    assert [callers._room("a", {"CPU": free}, total, now) for free, now in rooms] == [2, 0, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_call_without_workers_is_an_error(elastic):
+    executor = RayExecutor(RayExecutor.create_settings(), **{"min_workers" if elastic else "num_workers": 1})
     for call in (executor.run, executor.run_remote, executor.execute, executor.execute_single):
         with pytest.raises(RuntimeError, match=r"call start\(\) first"):
             call(print)
@@ -97,16 +124,16 @@ def test_an_old_ray_is_refused():
 
 
 def test_exports():
-    assert horovodlike.ray.__all__ == ["BaseHorovodWorker", "HorovodlikeConfig", "RayExecutor", "log"]
+    names = ["BaseHorovodWorker", "ElasticRayExecutor", "HorovodlikeConfig", "RayExecutor", "log"]
+    assert horovodlike.ray.__all__ == names
     horovodlike.ray.log({"loss": 1.0})  # does nothing outside a worker
     with pytest.raises(AttributeError, match="no attribute 'ElasticExecutor'"):
         _ = horovodlike.ray.ElasticExecutor
-    with pytest.raises(ImportError, match=r"has no ElasticRayExecutor: .*hvdrun --nnodes MIN:MAX"):
-        from horovodlike.ray import ElasticRayExecutor  # noqa: F401
 
 
 def test_a_job_does_not_show_its_key():
     assert "deadbeef" not in repr(WorkerJob(None, [{"HOROVODLIKE_SECRET_KEY": "deadbeef"}]))
+    assert "deadbeef" not in repr(NodeOptions("deadbeef", "127.0.0.1", 1, 1.0, {}))
 
 
 def test_nothing_else_imports_ray():

@@ -16,7 +16,25 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from horovodlike.ray import HorovodlikeConfig
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ray"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "ray"
+
+
+@pytest.mark.slow
+def test_the_page_about_ray_runs(cluster, tmp_path):
+    page = (ROOT / "docs" / "users" / "ray.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
+    done = subprocess.run(
+        [sys.executable, "-P", script],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},  # else it would find this cluster, and wait for its nodes
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def fit(function, config, storage, failures=0, **arguments):
@@ -96,6 +114,7 @@ def test_rays_own_torch_backend_takes_the_name_of_ours(cluster, tmp_path):
 )
 def test_example(cluster, tmp_path, name, accuracy, options):
     command = [sys.executable, "-P", str(EXAMPLES / name), "--address", cluster.address]
+    command += ["--epochs", "4"] if name == "digits_train.py" else []  # each takes Ray Data a second and more
     command += [word for option in options for word in (option, str(tmp_path / "results"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

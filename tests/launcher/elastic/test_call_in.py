@@ -89,6 +89,51 @@ def test_a_function_on_hosts_that_call_in(called: CalledHosts, callers: Callers)
     assert callers.join() == {"a": 0, "b": 0}
 
 
+def test_the_search_path_of_the_caller_comes_first(
+    called: CalledHosts, callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend("/of/the/caller")
+        callers.add("a", 1)
+    monkeypatch.syspath_prepend("/of/the/driver")
+
+    def search_path() -> list[str]:
+        import sys
+
+        return sys.path
+
+    (found,) = horovodlike.run(search_path, num_proc=1, host_discovery=called)
+    assert found[0] == "/of/the/caller" and found[-1] == "/of/the/driver"
+
+
+def test_workers_send_values_to_the_driver() -> None:
+    class Taking(CalledHosts):
+        taken: list[bytes] = []
+
+        def on_log(self, data: bytes) -> None:
+            self.taken.append(data)
+
+    def log() -> None:
+        import horovodlike as hvd
+        from horovodlike._bootstrap import driver_client
+        from horovodlike._net.secure_channel import FrameError
+
+        hvd.init()
+        worker = driver_client.current()
+        assert worker is not None
+        with pytest.raises(FrameError, match="over the limit"):
+            worker.log(bytes(1 << 22))
+        for size in (0, 1, 100_000):
+            worker.log(bytes(size))
+
+    called = Taking([HERE])
+    callers = Callers(called)
+    callers.add("a", 1)
+    horovodlike.run(log, num_proc=1, host_discovery=called, reset_limit=0)
+    assert [len(each) for each in Taking.taken] == [0, 1, 100_000]
+    assert callers.join() == {"a": 0}
+
+
 def test_output_goes_where_it_is_wanted(
     called: CalledHosts, callers: Callers, capfd: pytest.CaptureFixture[str]
 ) -> None:

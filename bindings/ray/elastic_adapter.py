@@ -1,0 +1,214 @@
+"""A job whose workers come and go with the nodes of the cluster: its calls, and what its workers log."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import queue as queues
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from horovodlike.launcher.errors import RankFailedError
+from horovodlike.launcher.run import run
+from horovodlike.ray.adapter import StartOptions, ends_with
+from horovodlike.ray.callers import Callers, JobHosts, NodeOptions
+from horovodlike.ray.ray_logger import LogQueue
+from horovodlike.ray.strategy import Demand, offered, reserve
+
+__all__ = ["ElasticAdapter", "ElasticOptions"]
+
+_POLL_SECONDS = 0.1
+_CLOSE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """The limits of an elastic job.
+
+    Attributes:
+        max_workers: The most workers; None for as many as there is room for.
+        reset_limit: How often the set of workers may change; None for any number of times.
+        cooldown_range: The first and the longest back-off of a node where a worker has failed, in seconds; or None.
+        elastic_timeout: How long the job waits for enough workers, in seconds.
+        discovery: An object that says which nodes may be used; None for all.
+    """
+
+    max_workers: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: Sequence[int] | None = None
+    elastic_timeout: float = 600
+    discovery: Any = None
+
+
+class ElasticAdapter:
+    """A job whose workers are processes that live as long as a call.
+
+    One thread at a time may use it; another one may call :meth:`shutdown`. It lives where :class:`StaticAdapter` does.
+    """
+
+    def __init__(self, demand: Demand, options: StartOptions, elastic: ElasticOptions) -> None:
+        """Keep the arguments; ``demand`` has the fewest workers."""
+        self._demand = demand
+        self._options = options
+        self._elastic = elastic
+        self._executable: tuple[Any, ...] | None = None
+        self._variables: dict[str, str] = {}
+        self._hosts: JobHosts | None = None  # while a call runs
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None,
+        executable_args: Sequence[Any] | None,
+        executable_kwargs: Mapping[str, Any] | None,
+        extra_env_vars: Mapping[str, Any] | None,
+    ) -> None:
+        """Wait until there is room for the fewest workers. They are started by the calls."""
+        if executable_cls is not None:
+            self._executable = executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})
+        cpus = str(max(1, int(self._demand.per_worker["CPU"])))  # Ray sets that of all workers of the node
+        extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        self._variables = {"OMP_NUM_THREADS": cpus, **extra}
+        reservation = reserve(self._demand)
+        try:
+            reservation.wait(time.monotonic() + self._elastic.elastic_timeout, "a greater elastic_timeout")
+        finally:
+            reservation.release()
+
+    def node(self) -> str:
+        """Return the id of the Ray node of this process."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def run_remote(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Raise an error: the workers of an elastic job are not known before it ends."""
+        raise NotImplementedError("run_remote() is not for elastic jobs: call run()")
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Raise an error, likewise."""
+        raise NotImplementedError("execute_single() is not for elastic jobs: call execute()")
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        queue: LogQueue | None = None,
+        poll: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """Call a function on each worker. See :meth:`StaticAdapter.run`."""
+        if self._executable is None:
+            return self._run(fn, args, kwargs, queue, poll)
+        return self._run(_call_beside, (self._executable, functools.partial(fn, *args, **kwargs)), {}, queue, poll)
+
+    def execute(
+        self, fn: Callable[[Any], Any], queue: LogQueue | None = None, poll: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Call a function with an executable, which each worker makes for this call."""
+        if self._executable is None:
+            return self._run(fn, (None,), {}, queue, poll)
+        return self._run(_call_with, (self._executable, fn), {}, queue, poll)
+
+    def shutdown(self) -> None:
+        """End the call that runs, if one does, with a RuntimeError. May be called again, and by any thread."""
+        if (hosts := self._hosts) is not None:
+            hosts.cancel()
+            self._idle.wait(_CLOSE_SECONDS)
+
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        queue: LogQueue | None,
+        poll: Callable[[], None] | None,
+    ) -> list[Any]:
+        if self._hosts is not None:
+            raise RuntimeError("another thread runs a call: wait until it ends, or call shutdown()")
+        self._hosts = hosts = JobHosts(ray.util.get_node_ip_address())
+        self._idle.clear()
+        node = NodeOptions(hosts.key.hex(), hosts.address, hosts.port, self._options.start_timeout, self._variables)
+        elastic = self._elastic
+        callers = Callers(
+            self._demand, elastic.max_workers, hosts, node, self._options.placement_timeout, elastic.discovery
+        )
+
+        def pass_on() -> None:
+            _pass_on(hosts, queue)
+            if poll is not None:
+                poll()
+
+        try:
+            with ThreadPoolExecutor(2, "horovodlike-ray") as pool:
+                job = pool.submit(self._launch, fn, args, kwargs, hosts)
+                watch = pool.submit(callers.watch)
+                try:
+                    with ends_with(pass_on):
+                        running: list[Future[Any]] = [job, watch]
+                        while not wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
+                            pass_on()
+                finally:
+                    callers.stop()
+                    hosts.cancel()
+                if job.exception() is not None:
+                    watch.result()  # of the two errors, its own is the cause
+                return job.result()
+        finally:
+            callers.close()
+            hosts.close()
+            self._hosts = None
+            self._idle.set()
+
+    def _launch(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hosts: JobHosts
+    ) -> list[Any]:
+        options, elastic, least = self._options, self._elastic, self._demand.workers
+        try:
+            return run(
+                fn,
+                tuple(args),
+                dict(kwargs),
+                least,
+                start_timeout=options.start_timeout,
+                network_interfaces=options.network_interface,
+                gpus_per_rank=None if options.share_gpus else int(self._demand.per_worker.get("GPU", 0)),
+                host_discovery=hosts,
+                min_np=least,
+                max_np=elastic.max_workers,
+                reset_limit=elastic.reset_limit,
+                cooldown_range=elastic.cooldown_range,
+                elastic_timeout=elastic.elastic_timeout,
+            )
+        except RankFailedError as error:
+            if "enough resources" not in str(error):
+                raise
+            asked = f"at least {self._demand}"
+            raise RankFailedError(f"{error} Asked for: {asked}; {offered()}", error.rank, error.exit_code) from None
+
+
+def _pass_on(hosts: JobHosts, queue: LogQueue | None) -> None:
+    """Append what the workers have logged to the queue of the callbacks."""
+    while True:
+        try:
+            data = hosts.values.get_nowait()
+        except queues.Empty:
+            return
+        if queue is not None:
+            queue.put(pickle.loads(data))  # from a frame that was authenticated
+
+
+def _call_beside(executable: tuple[Any, ...], fn: Callable[[], Any]) -> Any:
+    """Call a function in a worker, beside an executable."""
+    return _call_with(executable, lambda _: fn())
+
+
+def _call_with(executable: tuple[Any, ...], fn: Callable[[Any], Any]) -> Any:
+    """Make an executable in a worker, and call a function with it."""
+    cls, args, kwargs = executable
+    return fn(cls(*args, **kwargs))

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -29,8 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes with two CPUs each; this process is a driver on the first."""
+def shared_cluster() -> Iterator[Cluster]:
+    """The cluster, for as long as a process runs tests."""
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         made.add_node(**NODE)
@@ -39,6 +40,19 @@ def cluster() -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """Two nodes with two CPUs each; this process is a driver on the first.
+
+    Ray takes a while to give up a node that an earlier test has killed, and until then places workers there.
+    """
+    end = time.monotonic() + 60
+    while sum(node["Alive"] for node in ray.nodes()) != 2:
+        assert time.monotonic() < end, "nodes of an earlier test are left"
+        time.sleep(0.1)
+    return shared_cluster
 
 
 @pytest.fixture

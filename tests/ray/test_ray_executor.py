@@ -34,7 +34,7 @@ class Counter:
 
 
 @pytest.fixture(scope="module")
-def executor(cluster):
+def executor(shared_cluster):
     made = RayExecutor(SETTINGS, num_workers=SIZE, use_gpu=True)
     made.start(Counter, [10], {"step": 5}, extra_env_vars={"HOROVODLIKE_LOG_LEVEL": "error", "ANSWER": 42})
     yield made

@@ -114,7 +114,7 @@ def test_rays_own_torch_backend_takes_the_name_of_ours(cluster, tmp_path):
 )
 def test_example(cluster, tmp_path, name, accuracy, options):
     command = [sys.executable, "-P", str(EXAMPLES / name), "--address", cluster.address]
-    command += ["--epochs", "4"] if name == "digits_train.py" else []  # each takes Ray Data a second and more
+    command += ["--epochs", "6"] if name == "digits_train.py" else []  # each takes Ray Data a second and more
     command += [word for option in options for word in (option, str(tmp_path / "results"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

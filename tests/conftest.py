@@ -42,9 +42,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
             if "tests/ray/" in nodeid:
                 return "ray"
+            if re.search("test_spark_(run|estimators)", nodeid):
+                return "spark"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
-                shares = re.search("tests/(cluster|packaging)/|test_spark_(run|estimators)", nodeid)
+                shares = re.search("tests/(cluster|packaging)/", nodeid)
                 return nodeid.partition("::")[0] if shares else nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
             return f"{framework[1]} on {size[1] if size else 2} ranks"

@@ -11,14 +11,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import HostsError, UsageError, counted
+from horovodlike.launcher.planning.addresses import LOOPBACK
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.launcher.supervisor.output import Printer
+from horovodlike.spark._output import CallerOutput, Row
 
 if TYPE_CHECKING:
     from horovodlike.spark._task import Request
@@ -73,6 +74,10 @@ class Cluster(ABC):
     @abstractmethod
     def count(self, most: int) -> int:
         """Return how many of ``most`` tasks can run at the same time now; may take some seconds to find out."""
+
+    def address(self) -> tuple[str, str] | None:
+        """Return the address on which this process can listen for executors, and the one by which they know it."""
+        return None
 
     @abstractmethod
     def watch(self, name: str) -> Watch:
@@ -158,6 +163,13 @@ class _ClassicCluster(Cluster):
 
     def count(self, most: int) -> int:
         return min(most, self.slots() or 0)
+
+    def address(self) -> tuple[str, str]:
+        if is_local(self):
+            return LOOPBACK, LOOPBACK
+        conf = self.session.sparkContext.getConf()
+        host = str(conf.get("spark.driver.host"))
+        return str(conf.get("spark.driver.bindAddress", host)).strip("[]"), host.strip("[]")
 
     def watch(self, name: str) -> Watch:
         return _ClassicWatch(self.session, name)
@@ -298,8 +310,14 @@ def _wait_job(session: Any, most: int) -> None:
     session.range(0, most, 1, most).mapInArrow(wait, "id long").collect()
 
 
-def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
+def submit(cluster: Cluster, num_proc: int, request: Request, output: CallerOutput | None) -> list[Any]:
     """Run a job; return its rows when its stage has ended.
+
+    Args:
+        cluster: The cluster.
+        num_proc: The number of ranks.
+        request: The request to the tasks.
+        output: Takes the output of the ranks meanwhile; None if the caller wants none.
 
     Raises:
         TasksLostError: Spark has lost a task of the job.
@@ -321,7 +339,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
         ids = cluster.session.range(0, num_proc, 1, num_proc)
         return list(ids.mapInArrow(rows_of, SCHEMA, barrier=True).collect())
 
-    request = replace(request, ended=tuple(_ended))
+    request = replace(request, ended=tuple(_ended), secret=None if output is None else output.secret)
     watch = cluster.watch(f"horovodlike-{request.job}")
     deadline = time.monotonic() + request.start_timeout
 
@@ -332,7 +350,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request) -> list[Any]:
             raise NotStartedError
 
     try:
-        return list(_run_in_thread(cluster, collect, watch, check))
+        return list(_run_in_thread(cluster, collect, watch, check, output))
     except NotStartedError:  # the job is cancelled now, and takes no slots from those who count them
         raise _not_started(cluster, num_proc, request.start_timeout) from None
     except Exception as error:
@@ -354,7 +372,13 @@ def _not_started(cluster: Cluster, num_proc: int, seconds: float) -> NotStartedE
     )
 
 
-def _run_in_thread(cluster: Cluster, collect: Callable[[], Any], watch: Watch, check: Callable[[], None]) -> Any:
+def _run_in_thread(
+    cluster: Cluster,
+    collect: Callable[[], Any],
+    watch: Watch,
+    check: Callable[[], None],
+    output: CallerOutput | None = None,
+) -> Any:
     """Run a job in a thread with the session's properties; call ``check`` meanwhile, and cancel if it raises."""
     from pyspark import inheritable_thread_target
 
@@ -370,13 +394,15 @@ def _run_in_thread(cluster: Cluster, collect: Callable[[], Any], watch: Watch, c
             failure.append(error)
         finally:
             ended.set()
+            if output is not None:
+                output.wake()
 
     thread = threading.Thread(
         target=inheritable_thread_target(cluster.session)(work), name="horovodlike-spark", daemon=True
     )
     thread.start()
     try:
-        while not ended.wait(_LOOK_S):
+        while not (ended.wait(_LOOK_S) if output is None else _serve(output, ended)):
             check()
     except BaseException:
         give_up = time.monotonic() + _CANCEL_S
@@ -388,6 +414,14 @@ def _run_in_thread(cluster: Cluster, collect: Callable[[], Any], watch: Watch, c
         check()
         raise failure[0]
     return result[0]
+
+
+def _serve(output: CallerOutput, ended: threading.Event) -> bool:
+    """Take the output of ranks for some time; return whether the job has ended."""
+    until = time.monotonic() + _LOOK_S
+    while not ended.is_set() and (left := until - time.monotonic()) > 0:
+        output.serve(left)
+    return ended.is_set()
 
 
 def wait_for_slots(cluster: Cluster, least: int, seconds: float, name: str, settle: float = _SETTLE_S) -> int | None:
@@ -443,10 +477,10 @@ def is_local(cluster: Cluster) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def read_rows(rows: Sequence[Any]) -> tuple[Outcome, bool, list[tuple[int, FrameKind, int, bytes]]]:
-    """Return how a job has ended, whether its stage was begun anew, and its output by time."""
+def read_rows(rows: Sequence[Any]) -> tuple[Outcome, bool, list[Row]]:
+    """Return how a job has ended, whether its stage was begun anew, and the output that came with it, by time."""
     outcome, lost = Outcome(1, trouble="the task of rank 0 has not told how the job has ended"), False
-    output = []
+    output: list[Row] = []
     results: dict[int, bytearray] = {}
     for row in rows:
         kind, piece = FrameKind(row["kind"]), bytes(row["piece"])
@@ -463,26 +497,4 @@ def read_rows(rows: Sequence[Any]) -> tuple[Outcome, bool, list[tuple[int, Frame
         else:
             output.append((row["rank"], kind, row["at"], piece))
     outcome.results = results
-    return outcome, lost, sorted(output, key=lambda line: line[2])
-
-
-def print_output(
-    output: Sequence[tuple[int, FrameKind, int, bytes]], stdout: TextIO, stderr: TextIO, timestamps: bool
-) -> None:
-    """Write the output of the ranks to the caller's streams, each line with its rank."""
-    streams = {FrameKind.STDOUT: (stdout, "stdout"), FrameKind.STDERR: (stderr, "stderr")}
-    printers = {kind: Printer() for kind in streams}
-    keys: dict[tuple[int, FrameKind], bytes] = {}
-
-    def write(kind: FrameKind, data: bytes) -> None:
-        streams[kind][0].write(data.decode(errors="replace"))
-
-    for rank, kind, at, piece in output:
-        stamp = time.ctime(at / 1e9) if timestamps else ""
-        prefix = b"" if rank < 0 else f"{stamp}[{rank}]<{streams[kind][1]}>: ".encode()
-        keys[rank, kind] = prefix
-        write(kind, printers[kind].add((rank, kind), prefix, piece))
-    for (rank, kind), prefix in keys.items():
-        write(kind, printers[kind].finish((rank, kind), prefix))
-    for stream, _ in streams.values():
-        stream.flush()
+    return outcome, lost, sorted(output, key=lambda row: row[2])

@@ -238,7 +238,12 @@ class HorovodEstimator(_WithParams, Estimator[Any]):
             raise ValueError("Label columns parameter is required: give label_cols=")
         if self._value("num_proc") is not None and self._value("backend") is not None:
             raise ValueError("give either num_proc or backend, not both")
-        wanted = {"Feature": self._value("feature_cols"), "Label": self._value("label_cols")}
+        weight, validation = self._value("sample_weight_col"), self._value("validation")
+        wanted = {
+            **{"Feature": self._value("feature_cols"), "Label": self._value("label_cols")},
+            **{"Sample weight": [weight] if weight else []},
+            **{"Validation": [validation] if isinstance(validation, str) else []},
+        }
         for what, names in wanted.items():
             missing = [] if columns is None else [name for name in names if name not in columns]
             if missing:

@@ -14,7 +14,6 @@ import re
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -33,14 +32,14 @@ from horovodlike.launcher.planning.addresses import LOOPBACK, bindable_addresses
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
 from horovodlike.launcher.run import RUN_TASK
-from horovodlike.launcher.supervisor import Supervisor, Wakeup
+from horovodlike.launcher.supervisor import Wakeup
 from horovodlike.launcher.supervisor.agent_startup import start_message
 from horovodlike.launcher.supervisor.connection import FrameConnection, start_local_agent
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.node_connection import NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
-from horovodlike.launcher.supervisor.output import RankOutput, Screen
 from horovodlike.launcher.supervisor.writer import Writer
+from horovodlike.spark._output import Row, TaskOutput
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,16 +47,12 @@ if TYPE_CHECKING:
 
 SCHEMA = "rank int, kind int, at long, piece binary"
 """A row: output of a rank with the time in nanoseconds, a piece of its result, or how the job has ended."""
-MOST_OUTPUT = 4 * 1024 * 1024
-"""The most bytes of a rank's output that reach the caller: the last ones. The executor's log has all of them."""
 _PIECE = 4 * 1024 * 1024
 _BATCH_ROWS = 1024
 _OF_SPARK = re.compile(
     r"PYTHON_WORKER_FACTORY_\w+|PYTHON_UNIX_DOMAIN_\w+|PYSPARK_\w*SECRET\w*|_?SPARK_AUTH_\w+|_SPARK_SSL_\w+"
 )
 """Variables of a Python worker that its children must not have."""
-
-Row = tuple[int, FrameKind, int, bytes]
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,10 @@ class Request:
         network_interface: The network between the hosts, as in the setting of this name.
         start_timeout: How long tasks and ranks wait for each other, in seconds.
         verbose: Whether decisions are explained.
-        log: Whether the output of ranks goes to the executor's log as well.
+        output: Whether the caller wants the output of the ranks.
+        log: Whether the output goes to the executor's log as well.
         ended: The names of earlier jobs, whose notes on executors are of no use any more.
+        secret: The place where the driver takes output, with the key for it; None if it does not listen.
     """
 
     job: str
@@ -85,45 +82,10 @@ class Request:
     network_interface: str
     start_timeout: float
     verbose: bool
+    output: bool = True
     log: bool = True
     ended: tuple[str, ...] = ()
-
-
-class _Output(RankOutput):
-    """The output of this task's rank: to the executor's log, and the last of it also to the caller."""
-
-    def __init__(self, writer: Writer, log: bool) -> None:
-        screen = Screen.of(sys.stderr if log else None, {})
-        super().__init__({FrameKind.STDOUT: screen, FrameKind.STDERR: screen}, writer)
-        self._kept: deque[Row] = deque()
-        self._bytes = 0
-        self._left_out: dict[int, int] = {}
-
-    def add(self, rank: int, stream: FrameKind, data: bytes) -> None:
-        """Take bytes that a rank has written."""
-        super().add(rank, stream, data)
-        self._keep(rank, stream, data)
-
-    def say(self, *lines: str | bytes) -> None:
-        """Write lines of the supervisor."""
-        super().say(*lines)
-        data = b"".join((line.encode(errors="replace") if isinstance(line, str) else line) + b"\n" for line in lines)
-        self._keep(-1, FrameKind.STDERR, data)
-
-    def _keep(self, rank: int, stream: FrameKind, data: bytes) -> None:
-        self._kept.append((rank, stream, time.time_ns(), data))
-        self._bytes += len(data)
-        while self._bytes > MOST_OUTPUT and len(self._kept) > 1:
-            owner, _, _, dropped = self._kept.popleft()
-            self._bytes -= len(dropped)
-            self._left_out[owner] = self._left_out.get(owner, 0) + len(dropped)
-
-    def rows(self) -> Iterator[Row]:
-        """Yield what the caller gets, oldest first."""
-        for rank, number in self._left_out.items():
-            note = f"horovodlike: the first {number} bytes of rank {rank}'s output are only in its executor's log\n"
-            yield -1, FrameKind.STDERR, 0, note.encode()
-        yield from self._kept
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -284,10 +246,10 @@ class _Task:
         self._environ = _environment(request.environ, gpus)
         self._wakeup = Wakeup()
         stack.callback(self._wakeup.close)
-        self._writer = Writer(self._wakeup.set)
-        self._supervisor: Supervisor | None = None
-        stack.callback(self._writer.close, lambda: self._supervisor is not None and self._supervisor.abandoned)
-        self._output = _Output(self._writer, request.log)
+        writer = Writer(self._wakeup.set)
+        self._output = TaskOutput(writer, self._size, log=request.log, wanted=request.output, secret=request.secret)
+        stack.callback(self._output.close)
+        stack.callback(writer.close)
         values = config.load(self._environ)
         self._network_timeout = values.network_timeout
 
@@ -308,7 +270,6 @@ class _Task:
                 network_timeout=self._network_timeout,
                 on_gone=offer.server.exited,
             )
-            self._supervisor = supervisor
             self._start_rank(agent)
             outcome = supervisor.run()
             for connection in others.values():
@@ -337,7 +298,6 @@ class _Task:
         if frame.kind is FrameKind.PLACE:
             agent = self._start_agent()
             relay = Relay(agent, uplink, self._output, self._wakeup, self._network_timeout)
-            self._supervisor = relay
             self._start_rank(agent)
             relay.run(early)
             yield from self._output.rows()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO, TypeVar
 
@@ -21,6 +22,7 @@ from horovodlike.launcher.run import unpack_results
 from horovodlike.launcher.supervisor.failure_attribution import how_it_ended, is_consequence
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.spark import _driver
+from horovodlike.spark._output import CallerOutput
 from horovodlike.spark._task import Request
 
 __all__ = ["run", "run_elastic"]
@@ -68,7 +70,8 @@ def run(
         use_gloo: No effect.
         extra_mpi_args: No effect.
         env: Variables for the ranks, besides those of the executor. Those of this process are not sent.
-        stdout: Gets what the ranks have written to standard output when the job has ended; ``sys.stdout`` if None.
+        stdout: Gets what the ranks write to standard output; ``sys.stdout`` if None. On classic Spark at once, if the
+            executors can connect to the driver; on Spark Connect when the job has ended, the last 4 MiB of each rank.
         stderr: Likewise for standard error; ``sys.stderr`` if None. The executors' logs have all output at once.
         verbose: 0: only errors; 1: the output of the ranks; 2: decisions are explained, too.
         nics: The network between the executors: names of interfaces, or networks such as ``10.0.0.0/8``.
@@ -92,7 +95,7 @@ def run(
     wanted = _number_of_ranks(cluster, num_proc)
     request = _request(fn, args, kwargs, start_timeout, env, nics, verbose, executable)
     _driver.wait_for_slots(cluster, wanted, request.start_timeout, "num_proc")
-    outcome = _submit(cluster, wanted, request, stdout, stderr, verbose, prefix_output_with_timestamp)
+    outcome = _submit(cluster, wanted, request, stdout, stderr, prefix_output_with_timestamp)
     return unpack_results(outcome, range(wanted))
 
 
@@ -162,7 +165,7 @@ def run_elastic(
     while True:
         reason: str | None = None
         try:
-            outcome = _submit(cluster, size, request, stdout, stderr, verbose, prefix_output_with_timestamp)
+            outcome = _submit(cluster, size, request, stdout, stderr, prefix_output_with_timestamp)
             if not _was_lost(outcome):
                 return unpack_results(outcome, range(size))
             reason = _why(outcome)
@@ -244,6 +247,7 @@ def _request(
         network_interface="" if nics is None else nics if isinstance(nics, str) else ",".join(nics),
         start_timeout=float(start_timeout),
         verbose=verbose >= 2,
+        output=verbose > 0,
     )
 
 
@@ -253,19 +257,42 @@ def _submit(
     request: Request,
     stdout: TextIO | None,
     stderr: TextIO | None,
-    verbose: int,
     timestamps: bool,
 ) -> Outcome:
     """Run a job once; write its output to the caller's streams, and return how it has ended."""
     request = replace(request, log=not _driver.is_local(cluster))
-    outcome, lost, output = _driver.read_rows(_driver.submit(cluster, num_proc, request))
-    if verbose:
-        _driver.print_output(output, stdout or sys.stdout, stderr or sys.stderr, timestamps)
+    with _caller_output(cluster, num_proc, request, stdout, stderr, timestamps) as output:
+        outcome, lost, late = _driver.read_rows(_driver.submit(cluster, num_proc, request, output))
+        if output is not None:
+            output.take(late)
     if lost:
         raise _driver.TasksLostError(f"{outcome.trouble}: see the log of the driver")
     if outcome.trouble is not None:
         raise HostsError(outcome.trouble)
     return outcome
+
+
+@contextlib.contextmanager
+def _caller_output(
+    cluster: _driver.Cluster,
+    num_proc: int,
+    request: Request,
+    stdout: TextIO | None,
+    stderr: TextIO | None,
+    timestamps: bool,
+) -> Iterator[CallerOutput | None]:
+    """Provide what takes the output of a job; None if the caller wants none."""
+    if not request.output:
+        yield None
+        return
+    streams = stdout or sys.stdout, stderr or sys.stderr
+    output = CallerOutput(*streams, num_proc, cluster.address(), timestamps=timestamps)
+    try:
+        yield output
+    except BaseException:
+        output.close(hurried=True)
+        raise
+    output.close()
 
 
 def _was_lost(outcome: Outcome) -> bool:

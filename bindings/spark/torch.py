@@ -195,6 +195,7 @@ class _Run:
 
         self._training, self._params = training, training.params
         self._model, self._device = model, device
+        self._passes = 0  # since the last step of the optimizer
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         self._optimizer = hvd.DistributedOptimizer(
@@ -271,12 +272,19 @@ class _Run:
         if replacement is not None:
             outputs, loss = replacement(self._model, self._optimizer, self._loss, inputs, labels, sample_weights)
             return _as_list(outputs), loss
-        self._optimizer.zero_grad()
+        if not self._passes:
+            self._optimizer.zero_grad()
         outputs = _as_list(self._model(*inputs))
         loss = self._loss(outputs, labels, sample_weights)
         loss.backward()
-        self._optimizer.step()
+        self._passes += 1
+        if self._passes == self._params["backward_passes_per_step"]:
+            self._finish_step()
         return outputs, loss
+
+    def _finish_step(self) -> None:
+        self._optimizer.step()
+        self._passes = 0
 
     def epoch(self, batches: Batches, *, is_training: bool) -> tuple[dict[str, float], tuple[int, ...]]:
         """Train or validate; return averages over the rows of all ranks, and the sizes of outputs. Collective."""
@@ -303,5 +311,7 @@ class _Run:
                     for metric in self._params["metrics"]:
                         values.append(float(metric(outputs[0].detach(), labels[0])))
                 sums += torch.tensor([*(value * rows for value in values), rows], dtype=torch.float64)
+        if self._passes:
+            self._finish_step()  # the last batches of the epoch are fewer
         totals = hvd.allreduce(sums, name="horovodlike.spark.epoch", op=hvd.Sum).tolist()
         return {name: value / max(totals[-1], 1) for name, value in zip(names, totals, strict=False)}, sizes

@@ -293,6 +293,7 @@ class RankOutput:
         files: OutputFiles | None = None,
         timestamps: bool = False,
         num_ranks: int | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Take the targets of the output.
 
@@ -302,12 +303,14 @@ class RankOutput:
             files: The files that get a copy, or None.
             timestamps: Each line begins with the time.
             num_ranks: As for :func:`server_of`.
+            clock: Returns the time of the output that is being added, in seconds since 1970.
         """
         self._screens = screens
         self._writer = writer
         self._files = files
         self._timestamps = timestamps
         self._num_ranks = num_ranks
+        self._clock = clock
         self._tails: dict[int, bytes] = {}
 
     @property
@@ -377,7 +380,7 @@ class RankOutput:
         server = server_of(rank, self._num_ranks)
         text = f"[{rank if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._timestamps:
-            text = time.ctime() + text
+            text = time.ctime(self._clock()) + text
         if self._screens[stream].coloured:
             text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()

@@ -1,4 +1,4 @@
-"""A session of Spark for the tests of a module, and the programs that run in processes of their own."""
+"""A session of Spark for the tests of this folder, and the programs that run in processes of their own."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ import tools  # noqa: E402
 from spark_programs import Program  # noqa: E402
 
 _NO_JAVA = tools.missing("java")
+# A JVM that lives for seconds: one compiler, one thread of the garbage collector, no verification of classes.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.sql.shuffle.partitions": "2"}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def environment() -> Iterator[None]:
     """The environment of drivers, from which executors take theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)  # the Python that `PATH` has first lacks the package
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
         yield
 
 
@@ -40,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"no Spark: {_NO_JAVA}"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def spark(environment: None) -> Iterator[Any]:
     """A session of classic Spark with two slots, in this process."""
     from pyspark.sql import SparkSession
@@ -61,7 +64,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
     def start(text: str, master: str, remote: bool = False) -> subprocess.Popen[str]:
         configured = "".join(f".config({name!r}, {value!r})" for name, value in QUIET.items())
-        how = f"remote({master!r})" if remote else f"master({master!r}){configured}"
+        how = f"{'remote' if remote else 'master'}({master!r}){configured}"
         head = f"""
         import os, signal, sys, time
         from pyspark.sql import SparkSession
@@ -71,6 +74,8 @@ def program(tmp_path: Path) -> Iterator[Program]:
         path = tmp_path / "driver.py"
         path.write_text(textwrap.dedent(head) + textwrap.dedent(text) + "\nsession.stop()\n")
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+        if remote:
+            environ["SPARK_TESTING"] = "1"  # the server of Spark Connect takes a free port, not always the same
         process = subprocess.Popen(
             [sys.executable, str(path)],
             cwd=tmp_path,

@@ -103,6 +103,37 @@ def test_the_state_of_an_optimizer_follows_the_model(tmp_path: Path, monkeypatch
     assert calls == ["model", "optimizer"], "the state is loaded to where the parameters are"
 
 
+@pytest.mark.parametrize(("passes", "steps"), [(1, 14), (3, 6)])
+def test_a_step_takes_several_backward_passes(
+    passes: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pickle
+
+    import torch
+
+    from horovodlike.spark import torch as module
+    from horovodlike.spark._estimator import Training
+
+    pq.write_table(pa.table({"x": [[1.0, 2.0]] * 14, "y": [[3.0]] * 14}), tmp_path / "part.parquet")
+    model = torch.nn.Linear(2, 1)
+    params = {name: default for name, (default, _) in TorchEstimator.PARAMS.items()} | {
+        **{"feature_cols": ["x"], "label_cols": ["y"], "loss": torch.nn.functional.mse_loss, "batch_size": 2},
+        **{"epochs": 2, "verbose": 0, "use_gpu": False, "backward_passes_per_step": passes},
+    }
+    taken: list[int] = []
+    step = torch.optim.SGD.step
+
+    def counted(self: Any, *args: Any) -> Any:
+        taken.append(1)
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counted)
+    packed = pickle.dumps((model, torch.optim.SGD(model.parameters(), lr=0.01)))
+    trained = module._train(Training(params, Store.create(str(tmp_path)), "mine", str(tmp_path), None, 0), packed)
+    assert trained is not None and len(trained.history["loss"]) == 2
+    assert len(taken) == steps, "of 7 batches in each of 2 epochs"
+
+
 def test_parameters_have_accessors_and_errors(tmp_path: Path) -> None:
     estimator = TorchEstimator(store=Store.create(str(tmp_path)), feature_cols=["a"], label_cols=["b"])
     assert (estimator.getBatchSize(), estimator.getEpochs()) == (32, 1)
@@ -117,12 +148,16 @@ def test_parameters_have_accessors_and_errors(tmp_path: Path) -> None:
     estimator.setModel(object())
     with pytest.raises(ValueError, match=r"Feature columns \['a'\] not found"):
         estimator._check(["b"])
+    for name, value, called in (("SampleWeightCol", "w", "Sample weight"), ("Validation", "v", "Validation")):
+        other = getattr(estimator.copy(), f"set{name}")(value)
+        with pytest.raises(ValueError, match=rf"{called} columns \['{value}'\] not found"):
+            other._check(["a", "b"])
     with pytest.raises(ValueError, match="Optimizer parameter is required"):
         estimator._check(["a", "b"])
 
 
 def test_rows_of_neither_part_are_an_error(spark: Any, tmp_path: Path) -> None:
-    frame = spark.createDataFrame([(1.0, True), (2.0, None), (3.0, False)], ["a", "held_out"])
+    frame = spark.range(3).selectExpr("double(id) AS a", "if(id = 1, NULL, id = 0) AS held_out")
     settings = {"feature_cols": ["a"], "label_cols": ["a"], "validation": "held_out", "num_proc": 1}
     estimator = TorchEstimator(store=Store.create(str(tmp_path)), **settings)
     with pytest.raises(ValueError, match="'held_out' has 1 nulls"):

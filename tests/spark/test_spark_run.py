@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -49,6 +51,31 @@ def test_results_by_rank_and_output(spark: Any) -> None:
     assert found[0][6] != found[1][6], "each rank has an agent of its own"
     assert sorted(stdout.getvalue().splitlines()) == ["[0]<stdout>: rank 0 runs", "[1]<stdout>: rank 1 runs"]
     assert stderr.getvalue() == ""
+
+
+def test_output_arrives_while_the_job_runs(spark: Any, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written = super().write(text)
+            if self.getvalue().count("waits") == 2:
+                seen.touch()
+            return written
+
+    def wait(path: Path) -> bool:
+        print("waits", flush=True)
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        print("ends without a newline", end="")
+        return path.exists()
+
+    stdout = Stream()
+    assert hvd_spark.run(wait, (seen,), num_proc=2, stdout=stdout, prefix_output_with_timestamp=True) == [True, True]
+    for rank in (0, 1):
+        mine = [line[24:] for line in stdout.getvalue().splitlines() if f"[{rank}]<stdout>: " in line]
+        assert mine == [f"[{rank}]<stdout>: waits", f"[{rank}]<stdout>: ends without a newline"]
 
 
 def test_notes_of_earlier_jobs_are_removed(spark: Any) -> None:
@@ -216,6 +243,7 @@ def test_a_member_tells_its_trouble_and_never_shows_the_key() -> None:
     members = [_task._Member("a", "0.2", 0, (), {"key": "abc"}), _task._Member("b", "0.2", 1, (), {"trouble": "bad"})]
     assert _task._why_not(request, members) == "bad"
     assert "abc" not in repr(members)
+    assert "abc" not in repr(replace(request, secret="abc"))
 
 
 def test_a_task_that_fails_early_leaves_no_thread() -> None:
@@ -234,21 +262,6 @@ def test_gpus_of_the_task_and_secrets_of_spark(monkeypatch: pytest.MonkeyPatch) 
     made = _task._environment({"A": "b"}, ("2", "3"))
     assert not made.keys() & set(secret)
     assert (made["CUDA_VISIBLE_DEVICES"], made["A"]) == ("2,3", "b")
-
-
-def test_only_the_last_output_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovodlike.launcher.agent.protocol import FrameKind
-    from horovodlike.launcher.supervisor.writer import Writer
-
-    monkeypatch.setattr(_task, "MOST_OUTPUT", 10)
-    writer = Writer(lambda: None)
-    output = _task._Output(writer, log=False)
-    for _ in range(3):
-        output.add(1, FrameKind.STDOUT, b"123456\n")
-    writer.close(lambda: False)
-    note, *kept = output.rows()
-    assert b"first 14 bytes of rank 1" in note[3]
-    assert [row[3] for row in kept] == [b"123456\n"]
 
 
 def test_horovods_names_lead_here() -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from horovodlike.process_set import add_process_set as add_process_set
     from horovodlike.process_set import global_process_set as global_process_set
     from horovodlike.process_set import remove_process_set as remove_process_set
+    from horovodlike.progress import report_progress as report_progress
     from horovodlike.timeline import start_timeline as start_timeline
     from horovodlike.timeline import stop_timeline as stop_timeline
 
@@ -80,6 +81,7 @@ _NAMES = {
     ),
     "horovodlike.launcher.run": ("run",),
     "horovodlike.process_set": ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),
+    "horovodlike.progress": ("report_progress",),
     "horovodlike.timeline": ("start_timeline", "stop_timeline"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -13,6 +13,7 @@ from horovodlike.arrays import functions as arrays
 from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras.functions import broadcast_variables, join, objects, variables_of
 from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.progress import report_progress
 
 __all__ = [
     "BestModelCheckpoint",
@@ -21,6 +22,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "ReportProgressCallback",
 ]
 
 
@@ -109,6 +111,31 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
                 )
         for name in sorted(mine):
             logs[name] = sum(theirs[name] for theirs in everyone) / len(everyone)
+
+
+class ReportProgressCallback(OfSameKeras, keras.callbacks.Callback):
+    """Calls `horovodlike.report_progress` after each batch, and with the metrics after each epoch.
+
+    Give it to all ranks, or to rank 0, after `MetricAverageCallback`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report, if `fit()` knows how many batches there are."""
+        if steps := self.params.get("steps"):
+            report_progress(self._epoch + min((batch + 1) / steps, 1.0), self.params["epochs"])
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report, with the metrics."""
+        metrics = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        report_progress(epoch + 1, self.params["epochs"], metrics)
 
 
 class JoinCallback(OfSameKeras, keras.callbacks.Callback):

@@ -11,6 +11,7 @@ package (docs/developers/glossary.md): all that it sends goes through the public
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -22,6 +23,7 @@ from horovodlike._engine.arguments import reduce_op
 from horovodlike.elastic import ObjectState
 from horovodlike.errors import MismatchError
 from horovodlike.objects import allgather_object, highest
+from horovodlike.progress import report_progress
 from horovodlike.torch._training.batches import BatchSource, DeviceBatch, Read
 from horovodlike.torch._training.hooks import (
     HOOKS,
@@ -253,7 +255,7 @@ class Engine:
         self._call("start")
         before = self._continue_from_commit(source)
         while state.epoch < epochs and not state.stopped:
-            self._train_epoch(source, f"epoch {state.epoch + 1}/{epochs}", before)
+            self._train_epoch(source, epochs, before)
             before = []
         self._call("end")
 
@@ -274,8 +276,9 @@ class Engine:
             self._state.commit()
             self._state.ranks = {}
 
-    def _train_epoch(self, source: BatchSource, text: str, before: list[dict[str, float]]) -> None:
+    def _train_epoch(self, source: BatchSource, epochs: int, before: list[dict[str, float]]) -> None:
         state, loop, begun = self._state, self._loop, time.perf_counter()
+        text = f"epoch {state.epoch + 1}/{epochs}"
         is_continued, now = state.batch > 0, source.random_state()
         source.begin(state.epoch)
         self.model.train()
@@ -284,8 +287,10 @@ class Engine:
         if not is_continued:
             self._epoch_begin = source.random_state()
         states = (self._epoch_begin or now, now) if is_continued else None
+        left = source.left(state.batch)
+        batches_of_epoch = math.inf if left is None else max(state.batch + left, 1)
         with (
-            shown_progress(text, source.left(state.batch), self._progress) as advance,
+            shown_progress(text, left, self._progress) as advance,
             contextlib.closing(source.batches(state.batch, states)) as batches,
         ):
             for batch in batches:
@@ -298,11 +303,13 @@ class Engine:
                 if self._commit_every and state.step % self._commit_every == 0:
                     self._commit(source, averages.totals())
                 advance()
+                report_progress(state.epoch + min(state.batch / batches_of_epoch, 1.0), epochs)
                 if loop.stop:
                     break
         self._meet()
         state.metrics = loop.metrics = averages.of_all_ranks("horovodlike.torch.train") or state.metrics
         report_line(text, loop.metrics, begun, self._progress)
+        report_progress(state.epoch + 1, epochs, loop.metrics)
         self._call("end_epoch")
         (stops,) = highest("horovodlike.torch.train.stop", [loop.stop])
         state.epoch, state.batch, state.stopped = state.epoch + 1, 0, bool(stops)

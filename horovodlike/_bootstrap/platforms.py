@@ -109,7 +109,7 @@ def _mpi_job(facts: Facts) -> Place | None:
     is_launcher = facts.get("K_MPI_JOB_ROLE") == "launcher"
     if not (is_launcher or path.startswith(_MPI_FOLDER)) or (hosts := facts.read(path)) is None:
         return None
-    script = f"{_MPI_FOLDER}discover_hosts.sh"
+    script = f"{path.rpartition('/')[0]}/discover_hosts.sh"  # both are files of one ConfigMap
     slots = set(re.findall(r"(?:slots\s*=\s*|:)([0-9]{1,6})\s*$", hosts, re.MULTILINE))
     return Place(
         "MPIJob",

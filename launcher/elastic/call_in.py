@@ -55,7 +55,6 @@ class _WorkerRelay(Relay):
         super().__init__(*given)
         self._job = job
         self._leaving = False
-        self.reason = ""  # how the job has ended, in the driver's words
 
     def _on_agent(self, frame: Frame) -> None:
         if frame.kind is FrameKind.ALIVE:  # this relay has answered already
@@ -74,8 +73,6 @@ class _WorkerRelay(Relay):
             self._agent.send(*frame)
         else:
             super()._on_uplink(frame)
-            if frame.kind is FrameKind.OUTCOME:
-                self.reason = frame.payload.decode(errors="replace")
             if frame.kind is FrameKind.ALIVE:  # so that the agent does not outlive a relay that is stopped
                 self._agent.send(*frame)
 
@@ -179,7 +176,7 @@ class CallInLaunch(Launch):
     def attribute(self) -> Outcome:
         """Return the exit code that the driver has decided, and why if it has said so."""
         assert self._relay is not None
-        return Outcome(exit_code=self._exit_code, trouble=self._relay.reason or None)
+        return Outcome(exit_code=self._exit_code, trouble=self._relay.why)
 
     def leave(self) -> None:
         """Have this host leave the job, as SIGTERM does; a second call kills the workers. From any thread."""

@@ -328,6 +328,5 @@ def explain_outcome(outcome: Outcome, here: str, kind: str = "rank") -> bytes:
     if (failure := outcome.failure) is not None:
         return b"\n".join(failure_attribution.describe(replace(failure, host=failure.host or here), kind))
     if outcome.trouble is not None:
-        # Other nodes have it from node 0, as that has printed it.
-        return f"hvdrun: {outcome.trouble.removeprefix('hvdrun: ')}".encode()
+        return f"hvdrun: {outcome.trouble}".encode()
     return b"" if outcome.exit_code == 0 else f"hvdrun: the job was ended from outside, on {here}".encode()

@@ -46,7 +46,7 @@ class Relay(Supervisor):
         self._lost_at = time.monotonic() + patience  # when to give node 0 up unless a heartbeat comes
         self._exit_code = AGENT_FAILED
         self._complained = False
-        self.why: str | None = None
+        self.why: str | None = None  # why the job has failed, in node 0's words
 
     @property
     def abandoned(self) -> bool:
@@ -128,7 +128,7 @@ class Relay(Supervisor):
         elif frame.kind is FrameKind.OUTCOME:
             self._exit_code = frame.number
             if frame.payload:
-                self.why = frame.payload.decode(errors="replace")
+                self.why = frame.payload.decode(errors="replace").removeprefix("hvdrun: ")
                 self._output.say(frame.payload)
             self._finished.add(self._uplink)
             if self._agent in self._open:  # node 0 has given up the job, or this node

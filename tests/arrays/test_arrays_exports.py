@@ -49,7 +49,7 @@ def test_the_names_are_those_of_the_modules():
     assert sorted(hvd.__all__) == sorted(
         [
             *modules,
-            *("__version__", "collective_availability", "flight_recorder", "metrics", "run"),
+            *("__version__", "collective_availability", "flight_recorder", "metrics", "report_progress", "run"),
             *("start_timeline", "stop_timeline"),
         ]
     )

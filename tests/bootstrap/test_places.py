@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.platforms import TRAINER
 
 from horovodlike._bootstrap.place import Facts, Place
 from horovodlike._bootstrap.places import detect_place, find_failure_file
@@ -29,13 +30,6 @@ def nodes(place: Place) -> tuple[Any, ...]:
     return place.platform, place.nnodes, place.node_rank, place.host, place.port, place.ranks
 
 
-TRAINER = {
-    "PET_NNODES": "3",
-    "PET_NODE_RANK": "2",
-    "PET_NPROC_PER_NODE": "4",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-}
 VERTEX = {
     "cluster": {"workerpool0": ["a-0:2222"], "workerpool1": ["b-0:2222", "b-1:2222"]},
     "task": {"type": "workerpool1", "index": 1, "trial": "x"},

@@ -10,6 +10,7 @@
 ``mpirun``       Open MPI over the hosts
 ``iperf``        the rate that iperf3 measures between two hosts
 ``jobs``         jobs over the hosts that tests disturb; their ranks run ``fault_job``
+``pods``         programs that stand for pods, with their output in files
 ``port_scanner`` connects to every port of its host
 ``conftest``     the fixtures ``cluster`` and ``fresh_cluster``, and the mark ``cluster``
 ``grid``         the program that the tests start over the hosts: all collectives, checked against NumPy

@@ -2,55 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.hosts import Cluster, Host, environment
+from cluster.hosts import Cluster, Host
 from cluster.namespaces import wait_until
+from cluster.pods import ELASTIC, SLACK_S, Pods
 
 pytestmark = pytest.mark.cluster
 
 HVDRUN = (sys.executable, "-P", "-m", "horovodlike.launcher")
 PORT = 29400
 HEARTBEAT_S = 2.0
-SLACK_S = 20.0
-# All ranks commit each step, and say when their number has changed; a file ends them.
-PROGRAM = """
-    import os, time
-    from pathlib import Path
-
-    import numpy as np
-
-    import horovodlike as hvd
-    from horovodlike import elastic
-
-    @elastic.run
-    def train(state):
-        print(f"size {hvd.size()} at step {state.step} on {os.environ['HOROVODLIKE_NODE_ID']}", flush=True)
-        while not hvd.allreduce(np.array([Path("finish").exists()], np.int32), op=hvd.Sum)[0]:
-            state.step += 1
-            time.sleep(0.005)
-            state.commit()
-
-    hvd.init()
-    train(elastic.ObjectState(step=0))
-"""
 
 
-class Pods:
-    """The launchers that were started, with what they print in a file each."""
+class Nodes(Pods):
+    """Launchers of one elastic job."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._logs: dict[subprocess.Popen[bytes], Path] = {}
-        (folder / "train.py").write_text(textwrap.dedent(PROGRAM))
+        super().__init__(folder, ELASTIC)
         key = folder / "key"
         key.touch(mode=0o600)
         key.write_text("c0ffee00" * 8)
@@ -58,41 +33,20 @@ class Pods:
     def start(self, host: Host, number: int | None, *words: object) -> subprocess.Popen[bytes]:
         flags = ("--nnodes", "1:4", "--rendezvous", f"h0:{PORT}", "--secret-key-file", self.folder / "key", "-np", 1)
         index = {} if number is None else {"JOB_COMPLETION_INDEX": str(number)}
-        log = self.folder / f"log.{len(self._logs)}"
-        with log.open("wb") as file:
-            job = host.popen(
-                [*HVDRUN, *map(str, (*flags, "--heartbeat-timeout", HEARTBEAT_S, *words)), sys.executable, "train.py"],
-                cwd=self.folder,
-                env=environment(OMP_NUM_THREADS="1", **index),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        self._logs[job] = log
-        return job
-
-    def text(self, job: subprocess.Popen[bytes]) -> str:
-        return self._logs[job].read_text()
-
-    def wait(self, job: subprocess.Popen[bytes], pattern: str) -> None:
-        wait_until(lambda: re.search(pattern, self.text(job)), f"{pattern!r} in {self._logs[job]}", SLACK_S)
-
-    def finish(self, *jobs: subprocess.Popen[bytes]) -> list[int]:
-        (self.folder / "finish").touch()
-        return [job.wait(SLACK_S) for job in jobs]
+        shown = map(str, (*flags, "--heartbeat-timeout", HEARTBEAT_S, *words))
+        return self.popen(host, [*HVDRUN, *shown, sys.executable, "train.py"], **index)
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    made = Pods(tmp_path)
+def pods(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
     yield made
-    for job in made._logs:
-        job.kill()
-        job.wait()
+    made.close()
 
 
 @pytest.mark.parametrize("family", [{"ipv6": False}, pytest.param({"ipv4": False}, marks=pytest.mark.slow)])
 def test_a_pod_that_comes_back_with_another_address(
-    fresh_cluster: Callable[..., Cluster], pods: Pods, family: dict[str, bool]
+    fresh_cluster: Callable[..., Cluster], pods: Nodes, family: dict[str, bool]
 ) -> None:
     cluster = fresh_cluster(4, **family)
     first, lost, other, again = cluster.hosts
@@ -108,12 +62,12 @@ def test_a_pod_that_comes_back_with_another_address(
     pods.wait(replacement, r"size 3 at step [1-9]\d* on h3")
     assert gone.wait(HEARTBEAT_S + SLACK_S) == 1
     assert "hvdrun: node 0 has been silent for too long" in pods.text(gone)
-    assert pods.finish(leader, named, replacement) == [0, 0, 0]
+    pods.finish(leader, named, replacement)
     wait_until(lambda: cluster.processes() == {}, "the end of everything")
 
 
 @pytest.mark.slow
-def test_node_0_is_cut_off(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+def test_node_0_is_cut_off(fresh_cluster: Callable[..., Cluster], pods: Nodes) -> None:
     cluster = fresh_cluster(3)
     jobs = [pods.start(host, host.number) for host in cluster.hosts]
     pods.wait(jobs[2], "size 3 at")
@@ -121,12 +75,12 @@ def test_node_0_is_cut_off(fresh_cluster: Callable[..., Cluster], pods: Pods) ->
     for job in jobs[1:]:
         assert job.wait(HEARTBEAT_S + SLACK_S) == 1
         assert "hvdrun: node 0 has been silent for too long" in pods.text(job)
-    assert pods.finish(jobs[0]) == [0]  # it goes on alone
+    pods.finish(jobs[0])  # it goes on alone
     wait_until(lambda: cluster.processes() == {}, "the end of everything")
 
 
 @pytest.mark.slow
-def test_pods_scale_up_and_down(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+def test_pods_scale_up_and_down(fresh_cluster: Callable[..., Cluster], pods: Nodes) -> None:
     cluster = fresh_cluster(4)
     leader, *others = [pods.start(host, host.number) for host in cluster.hosts[:2]]
     pods.wait(leader, "size 2 at")
@@ -140,5 +94,5 @@ def test_pods_scale_up_and_down(fresh_cluster: Callable[..., Cluster], pods: Pod
     text = pods.text(leader)
     assert "cannot be used" not in text
     assert "exited with" not in text
-    assert pods.finish(leader) == [0]
+    pods.finish(leader)
     wait_until(lambda: cluster.processes() == {}, "the end of everything")

@@ -6,6 +6,7 @@ the command in each pod, under the host name and with the names that DNS would h
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -20,15 +21,15 @@ from typing import Any
 import pytest
 from support import kustomization
 
-from cluster.hosts import Cluster, Host, environment
+from cluster.hosts import Cluster, Host
 from cluster.namespaces import command, wait_until
+from cluster.pods import ELASTIC, SLACK_S, Pods
 from cluster.sshd import PRIVILEGE_SEPARATION
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 MANIFESTS = Path(__file__).parents[2] / "packaging" / "kubernetes"
 DOMAIN = "default.svc.cluster.local"
-SLACK_S = 20.0
 SUM = """
     import horovodlike as hvd
 
@@ -38,41 +39,18 @@ SUM = """
 FOREVER = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
 # In a container, the command is process 1.
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-# All ranks commit each step, and say when their number has changed; a file ends them.
-ELASTIC = """
-    import time
-    from pathlib import Path
-
-    import numpy as np
-
-    import horovodlike as hvd
-    from horovodlike import elastic
-
-    @elastic.run
-    def train(state):
-        print(f"size {hvd.size()} at step {state.step}", flush=True)
-        while not hvd.allreduce(np.array([Path("finish").exists()], np.int32), op=hvd.Sum)[0]:
-            state.step += 1
-            time.sleep(0.005)
-            state.commit()
-
-    hvd.init()
-    train(elastic.ObjectState(step=0))
-"""
 
 
 def objects(kind: str) -> dict[str, dict[str, Any]]:
     return {each["kind"]: each for each in kustomization.render(MANIFESTS / kind)}
 
 
-class Pods:
-    """The processes that were started in pods, with what they print in a file each."""
+class Containers(Pods):
+    """The containers of a job's pods."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder, SUM)
         self.key = secrets.token_hex(32)
-        self.logs: dict[subprocess.Popen[bytes], Path] = {}
-        (folder / "train.py").write_text(textwrap.dedent(SUM))
 
     def start(
         self, host: Host, container: dict[str, Any], name: str, *wrapper: str, **added: str
@@ -82,36 +60,15 @@ class Pods:
         words = [word for each in container["command"] for word in programs.get(each, [each])]
         variables = {each["name"]: each.get("value", self.key) for each in container["env"]}
         pod = ("unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', name)
-        log = self.folder / f"log.{len(self.logs)}"
-        with log.open("wb") as file:
-            job = host.popen(
-                [*pod, "setpriv", "--pdeathsig", "KILL", *wrapper, *words],
-                cwd=self.folder,
-                env=environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", **variables, **added),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        self.logs[job] = log
-        return job
-
-    def text(self, job: subprocess.Popen[bytes]) -> str:
-        return self.logs[job].read_text()
-
-    def wait(self, job: subprocess.Popen[bytes], pattern: str) -> None:
-        wait_until(lambda: re.search(pattern, self.text(job)), f"{pattern!r} in {self.logs[job]}", SLACK_S)
-
-    def end(self, *jobs: subprocess.Popen[bytes]) -> None:
-        for job in jobs:
-            assert job.wait(SLACK_S) == 0, self.text(job)
+        argv = [*pod, "setpriv", "--pdeathsig", "KILL", *wrapper, *words]
+        return self.popen(host, argv, CUDA_VISIBLE_DEVICES="", **variables, **added)
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    made = Pods(tmp_path)
+def pods(tmp_path: Path) -> Iterator[Containers]:
+    made = Containers(tmp_path)
     yield made
-    for job in made.logs:
-        job.kill()
-        job.wait()
+    made.close()
 
 
 def resolve(cluster: Cluster, names: dict[str, str]) -> None:
@@ -127,14 +84,14 @@ def resolve_in(cluster: Cluster, host: Host, names: dict[str, str]) -> None:
     cluster.write_etc(host, "hosts", "\n".join([*lines, ""]))
 
 
-def check_sum(pods: Pods, jobs: list[subprocess.Popen[bytes]]) -> None:
+def check_sum(pods: Containers, jobs: list[subprocess.Popen[bytes]]) -> None:
     pods.end(*jobs)
     for number, job in enumerate(jobs):
         assert pods.text(job) == f"[{number}]<stdout>: rank {number} of {len(jobs)} on {number}: {len(jobs)}\n"
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset"])
-def test_completion_indexes(fresh_cluster: Callable[..., Cluster], pods: Pods, kind: str) -> None:
+def test_completion_indexes(fresh_cluster: Callable[..., Cluster], pods: Containers, kind: str) -> None:
     found = objects(kind)
     if kind == "jobset":
         jobset = found["JobSet"]
@@ -157,7 +114,7 @@ def test_completion_indexes(fresh_cluster: Callable[..., Cluster], pods: Pods, k
 
     check_sum(pods, start(*CONTAINER))
     assert cluster.processes() == {}
-    (pods.folder / "train.py").write_text(FOREVER)
+    pods.write_script(FOREVER)
     jobs = start(*CONTAINER)
     for each in jobs:
         pods.wait(each, "ready")
@@ -174,7 +131,7 @@ def test_completion_indexes(fresh_cluster: Callable[..., Cluster], pods: Pods, k
         assert each.wait(SLACK_S) in uncounted, pods.text(each)
 
 
-def test_a_trainjob(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+def test_a_trainjob(fresh_cluster: Callable[..., Cluster], pods: Containers) -> None:
     job, runtime = objects("trainjob")["TrainJob"], objects("trainer")["ClusterTrainingRuntime"]
     trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
     [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
@@ -198,45 +155,115 @@ def test_a_trainjob(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
     assert cluster.processes() == {}
 
 
+class MpiJob:
+    """An MPIJob, with what the operator adds: a key pair in a Secret, and the files of a ConfigMap."""
+
+    def __init__(self, pods: Containers, cluster: Cluster) -> None:
+        self.pods, self.cluster = pods, cluster
+        self.spec = objects("mpijob")["MPIJob"]["spec"]
+        self.name = objects("mpijob")["MPIJob"]["metadata"]["name"]
+        self.keys, self.mount = pods.folder / "ssh", pods.folder / "mpi"
+        self.keys.mkdir()
+        self.mount.mkdir()
+        command("ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", self.keys / "id_rsa")
+        (self.keys / "authorized_keys").write_text((self.keys / "id_rsa.pub").read_text())
+        # The files of the image, for root, since ordinary users cannot run tests.
+        for file in ("sshd_config", "ssh_config"):
+            text = (MANIFESTS / file).read_text().replace("PermitRootLogin no", "PermitRootLogin prohibit-password")
+            assert self.spec["sshAuthMountPath"] in text
+            (self.keys / file).write_text(text.replace(self.spec["sshAuthMountPath"], str(self.keys)))
+        PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        self._addresses: dict[str, str] = {}
+        self._versions = itertools.count()
+
+    def _container(self, role: str) -> dict[str, Any]:
+        container: dict[str, Any] = self.spec["mpiReplicaSpecs"][role]["template"]["spec"]["containers"][0]
+        return container
+
+    def start_worker(self, host: Host, index: int, *wrapper: str) -> subprocess.Popen[bytes]:
+        worker, name = self._container("Worker"), f"{self.name}-worker-{index}"
+        self._addresses[f"{name}.{self.name}"] = host.ipv4
+        resolve(self.cluster, self._addresses)
+        *sshd, config = worker["command"]
+        assert config.endswith("/sshd_config")
+        argv = [*sshd, str(self.keys / "sshd_config")]
+        server = self.pods.start(host, {**worker, "command": argv}, name, *wrapper, K_MPI_JOB_ROLE="worker")
+        self.pods.wait(server, rf"Server listening on \S+ port {worker['readinessProbe']['tcpSocket']['port']}")
+        return server
+
+    def script(self, *running: int) -> str:
+        lines = (f"echo {self.name}-worker-{index}.{self.name}.default.svc\n" for index in running)
+        return "#!/bin/sh\n" + "".join(lines)
+
+    def mount_files(self, replicas: int, *running: int) -> None:
+        """Write the ConfigMap's files and swap them in, as the kubelet does: `running` are the workers that run."""
+        slots = f"slots={self.spec['slotsPerWorker']}"
+        hosts = (f"{self.name}-worker-{index}.{self.name}.default.svc {slots}\n" for index in range(replicas))
+        version = self.mount / f"..{next(self._versions)}"
+        version.mkdir()
+        (version / "hostfile").write_text("".join(hosts))
+        (version / "discover_hosts.sh").write_text(self.script(*running))
+        (version / "discover_hosts.sh").chmod(0o555)
+        (self.mount / "..new").symlink_to(version.name)
+        (self.mount / "..new").replace(self.mount / "..data")
+        for file in ("hostfile", "discover_hosts.sh"):
+            if not (self.mount / file).is_symlink():
+                (self.mount / file).symlink_to(f"..data/{file}")
+
+    def start_launcher(self, host: Host, *flags: str) -> subprocess.Popen[bytes]:
+        launcher = self._container("Launcher")
+        added = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": str(self.mount / "hostfile")}
+        added |= {"OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}
+        program, *rest = launcher["command"]
+        ssh = ("--ssh-options", f"-F {self.keys / 'ssh_config'}")  # what Debian's ssh reads in the image
+        return self.pods.start(
+            host, {**launcher, "command": [program, *ssh, *flags, *rest]}, f"{self.name}-launcher", **added
+        )
+
+
 @pytest.mark.cluster("ssh", "sshd")
-def test_an_mpijob(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
-    job = objects("mpijob")["MPIJob"]
-    roles = job["spec"]["mpiReplicaSpecs"]
-    launcher, worker = (roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker"))
-    folder, name = Path(job["spec"]["sshAuthMountPath"]), job["metadata"]["name"]
-    cluster = fresh_cluster(roles["Worker"]["replicas"] + 1, ipv6=False)
+def test_an_mpijob(fresh_cluster: Callable[..., Cluster], pods: Containers) -> None:
+    cluster = fresh_cluster(3, ipv6=False)
+    job = MpiJob(pods, cluster)
+    assert job.spec["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
     *workers, first = cluster.hosts
-    names = [f"{name}-worker-{host.number}" for host in workers]
-    resolve(cluster, {f"{each}.{name}": host.ipv4 for each, host in zip(names, workers, strict=True)})
-
-    # The Secret with a key pair; and the files of the image, for root, since ordinary users cannot run tests.
-    keys = pods.folder / "ssh"
-    keys.mkdir()
-    command("ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", keys / "id_rsa")
-    (keys / "authorized_keys").write_text((keys / "id_rsa.pub").read_text())
-    for file in ("sshd_config", "ssh_config"):
-        text = (MANIFESTS / file).read_text().replace("PermitRootLogin no", "PermitRootLogin prohibit-password")
-        assert str(folder) in text
-        (keys / file).write_text(text.replace(str(folder), str(keys)))
-    PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
-
-    # The ConfigMap of the launcher, and its variables.
-    hosts = "".join(f"{each}.{name}.default.svc slots={job['spec']['slotsPerWorker']}\n" for each in names)
-    (pods.folder / "hostfile").write_text(hosts)
-    added = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": str(pods.folder / "hostfile")}
-    added |= {"OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}
-
-    words = [str(keys / "sshd_config") if word.endswith("/sshd_config") else word for word in worker["command"]]
-    for each, host in zip(names, workers, strict=True):
-        server = pods.start(host, {**worker, "command": words}, each, K_MPI_JOB_ROLE="worker")
-        port = worker["readinessProbe"]["tcpSocket"]["port"]
-        pods.wait(server, rf"Server listening on \S+ port {port}")
-    program, *rest = launcher["command"]
-    words = [program, "--ssh-options", f"-F {keys / 'ssh_config'}", *rest]  # what Debian's ssh reads in the image
-    started = pods.start(first, {**launcher, "command": words}, f"{name}-launcher", **added)
+    for host in workers:
+        job.start_worker(host, host.number)
+    job.mount_files(2, 0, 1)
+    started = job.start_launcher(first)
     pods.end(started)
     lines = sorted(pods.text(started).splitlines())
     assert lines == [f"[{number}]<stdout>: rank {number} of 2 on {number}: 2" for number in (0, 1)]
+
+
+@pytest.mark.cluster("ssh", "sshd")
+def test_an_elastic_mpijob(fresh_cluster: Callable[..., Cluster], pods: Containers) -> None:
+    cluster = fresh_cluster(4, ipv6=False)
+    *hosts, first = cluster.hosts
+    pods.write_script(ELASTIC)
+    job = MpiJob(pods, cluster)
+    job.mount_files(2)  # no pod runs yet
+    launcher = job.start_launcher(first, "--min-np", "1", "--max-np", "3")
+    lost = job.start_worker(hosts[0], 0, *CONTAINER)
+    job.start_worker(hosts[1], 1)
+    job.mount_files(2, 0, 1)
+    pods.wait(launcher, r"size 2 at step \d")
+    (job.mount / "discover_hosts.sh").write_text(job.script(0, 1)[:6])  # read before all of it was there
+    pods.wait(launcher, "the hosts cannot be found out, and stay as they are")
+    lost.kill()
+    pods.wait(launcher, rf"hvdrun: {job.name}-worker-0\S* cannot be used")
+    pods.wait(launcher, rf"size 1 at step [1-9]\d* on {job.name}-worker-1")
+    job.mount_files(3, 1)
+    job.start_worker(hosts[2], 2)  # the job is scaled
+    job.mount_files(3, 1, 2)
+    pods.wait(launcher, r"size 2 at step [1-9]\d*")
+    (job.mount / "discover_hosts.sh").write_text(job.script(1, 2)[:-20])  # a name without its end
+    pods.wait(launcher, rf"hvdrun: {job.name}-worker- cannot be used: ssh says")
+    job.mount_files(3, 1, 2)
+    job.start_worker(hosts[0], 0)  # the operator has made it anew
+    job.mount_files(3, 0, 1, 2)
+    pods.wait(launcher, r"size 3 at step [1-9]\d*")
+    pods.finish(launcher)
 
 
 # Answers as the API server does, about the pods in a file.
@@ -256,7 +283,7 @@ API = """
 """
 
 
-def test_elastic_pods(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None:
+def test_elastic_pods(fresh_cluster: Callable[..., Cluster], pods: Containers) -> None:
     pytest.importorskip("kubernetes")
     found = objects("elastic")
     template = found["Job"]["spec"]["template"]
@@ -264,7 +291,7 @@ def test_elastic_pods(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None
     name, service = found["Job"]["metadata"]["name"], template["spec"]["subdomain"]
     cluster = fresh_cluster(5, ipv6=False)
     leader_host = cluster.hosts[0]
-    (pods.folder / "train.py").write_text(textwrap.dedent(ELASTIC))
+    pods.write_script(ELASTIC)
     (pods.folder / "api.py").write_text(textwrap.dedent(API))
     listed: dict[str, dict[str, Any]] = {}
 
@@ -307,6 +334,5 @@ def test_elastic_pods(fresh_cluster: Callable[..., Cluster], pods: Pods) -> None
     wait_until(
         lambda: len(re.findall(r"size 3 at step [1-9]", pods.text(leader))) == 2, "a job of three again", SLACK_S
     )
-    (pods.folder / "finish").touch()
-    pods.end(leader, again, scaled)
+    pods.finish(leader, again, scaled)
     assert pods.text(leader).count("cannot be used") == 1  # the pod that was lost, not the one that was evicted

@@ -119,6 +119,26 @@ def test_metric_average(keras_ranks):
     keras_ranks(2).run(_metrics)
 
 
+def _progress():
+    from unittest import mock
+
+    import horovodlike.keras as hvd
+    from horovodlike.keras._backend import keras
+
+    model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    callbacks = [hvd.callbacks.MetricAverageCallback(), hvd.callbacks.ReportProgressCallback()]
+    with mock.patch("horovodlike.keras.callbacks.report_progress") as report:
+        history = model.fit(*_data(8), batch_size=4, epochs=2, initial_epoch=1, verbose=0, callbacks=callbacks)
+    loss = history.history["loss"][0]
+    assert [call.args for call in report.call_args_list] == [(1.5, 2), (2.0, 2), (2, 2, {"loss": loss})]
+
+
+@pytest.mark.slow
+@KERAS
+def test_the_progress_is_reported(keras_ranks):
+    keras_ranks(2).run(_progress)
+
+
 def _rate(model):
     from horovodlike.keras.functions import objects
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.hvdrun_process import GRACE_S, SLACK_S, Ended, Launch
+from support.platforms import TRAINER
 
 from horovodlike._bootstrap import job_key
 from horovodlike._bootstrap import place as places
@@ -24,13 +25,6 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import JobSpec
 
 KEY = {"HOROVODLIKE_SECRET_KEY": "ab" * 32}
-TRAINER = {
-    "PET_NNODES": "3",
-    "PET_NODE_RANK": "2",
-    "PET_NPROC_PER_NODE": "4",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-}
 INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 

@@ -55,6 +55,20 @@ def test_the_parameters_are_those_of_a_loop_by_hand(ranks, mode, op, size):
     ranks(size).run(_trained, mode, op)
 
 
+def _reports() -> None:
+    with mock.patch("horovodlike.torch.training_loop.report_progress") as report:
+        engine = _engine()
+        engine.train([*Shares(2)], 1)
+        averages = engine.train(Shares(1), 2)  # whose length is not known
+    first, second, *whole = [call.args for call in report.call_args_list]
+    assert [first, second] == [(0.5, 1), (1.0, 1)]
+    assert whole == [(1, 1, mock.ANY), (1.0, 2), (2, 2, averages)]
+
+
+def test_the_progress_is_reported(ranks):
+    ranks(2).run(_reports)
+
+
 def _begins_with_rank_0() -> None:
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3)).double()

@@ -301,7 +301,7 @@ def test_a_program_that_is_not_there(called: CalledHosts, callers: Callers) -> N
     assert len(horovodlike.run(gather, num_proc=1, host_discovery=called)) == 1
     assert callers.join() == {"a": 1, "b": 0}
     assert caller.reason == (
-        "hvdrun: node 0 says: this host cannot be used: there is no program /no/such/program, which the ranks are to "
+        "node 0 says: this host cannot be used: there is no program /no/such/program, which the ranks are to "
         "execute; install it there too"
     )
 

@@ -265,16 +265,20 @@ def test_sigterm_to_node_0_ends_the_job(nodes: Callable[..., Nodes]) -> None:
     assert f"hvdrun: the job was ended from outside, on {HOST}".encode() in ended[1].out
 
 
+# Worker 1 does not react to SIGTERM.
+STUCK = """
+    def at_step(worker, generation, step):
+        if worker == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("stuck", flush=True)
+            while True:
+                signal.pause()
+"""
+
+
 @pytest.mark.slow
 def test_a_worker_that_does_not_leave_in_time(nodes: Callable[..., Nodes]) -> None:
-    job = nodes("""
-        def at_step(worker, generation, step):
-            if worker == 1:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                print("stuck", flush=True)
-                while True:
-                    signal.pause()
-    """)
+    job = nodes(STUCK)
     first = job.start(0, "--heartbeat-timeout", 5)
     at_size(first, 1)
     second = job.start(1, "--grace-period", 1)
@@ -287,14 +291,7 @@ def test_a_worker_that_does_not_leave_in_time(nodes: Callable[..., Nodes]) -> No
 
 @pytest.mark.slow
 def test_a_second_signal_kills_at_once(nodes: Callable[..., Nodes]) -> None:
-    job = nodes("""
-        def at_step(worker, generation, step):
-            if worker == 1:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                print("stuck", flush=True)
-                while True:
-                    signal.pause()
-    """)
+    job = nodes(STUCK)
     first = job.start(0)
     at_size(first, 1)
     second = job.start(1, "--grace-period", 600)

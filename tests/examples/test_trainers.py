@@ -57,9 +57,7 @@ def _compare(tmp_path: Path, name: str, options: Sequence[str], ours: Sequence[s
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD")}
     environment |= {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
     backends = {"gloo": ("--backend", "gloo"), "ours": ours}
-    runs = [
-        json.dumps([*backend, *options, "--report", f"{tmp_path / key}.json"]) for key, backend in backends.items()
-    ]
+    runs = [json.dumps([*backend, *options, "--report", f"{tmp_path / key}.json"]) for key, backend in backends.items()]
     command = [HVDRUN, "-np", "2", sys.executable, "-c", BOTH, FOLDER / f"with_{name}.py", *runs]
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, env=environment, timeout=200, check=False

@@ -6,13 +6,17 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import horovodlike
 
 PACKAGE = Path(__file__).parents[2] / "packaging/sagemaker/horovodlike_sagemaker"
 DRIVER = PACKAGE / "drivers/hvdrun_driver.py"
@@ -62,6 +66,18 @@ def test_a_shell_script_that_fails(tmp_path: Path) -> None:
     done = run(tmp_path, {**host(tmp_path), "SM_ENTRY_SCRIPT": "train.sh"})
     assert done.returncode == 3
     assert "the cause" in (tmp_path / "output/failure").read_text()
+
+
+@pytest.mark.slow
+def test_the_package_that_is_installed_has_the_driver(tmp_path: Path) -> None:
+    copy = shutil.copytree(PACKAGE.parent, tmp_path / "source")  # setuptools writes beside the source
+    words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, copy]
+    subprocess.run([sys.executable, *words], check=True, timeout=60)
+    [wheel] = tmp_path.glob(f"horovodlike_sagemaker-{horovodlike.__version__}-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as files:
+        assert {"horovodlike_sagemaker/__init__.py", f"horovodlike_sagemaker/drivers/{DRIVER.name}"} <= {
+            *files.namelist()
+        }
 
 
 def test_the_configuration_is_the_sdks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ def total(base):
     import numpy as np
     import horovodlike as hvd
     hvd.init()
+    print("rank", hvd.rank(), "sums")
     return hvd.rank(), hvd.local_size(), int(hvd.allreduce(np.array([base + hvd.rank()]), op=hvd.Sum)[0])
 
 def executor_of(pid):
@@ -74,13 +75,15 @@ assert horovodlike.spark.run(total, (10,), num_proc=1) == [(0, 1, 10)], "on the 
 
 
 @pytest.mark.slow
-def test_a_lost_executor_is_an_error_and_the_next_job_runs(program: Program) -> None:
+def test_a_lost_executor_is_an_error_and_the_next_job_runs(program: Program, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     said = output_of(program(f"MARK = {mark!r}{SUM}{KILLED}", CLUSTER))
     took = dict(re.findall(r"^(die_\w+) ([\d.]+)$", said, flags=re.MULTILINE))
     assert took.keys() == {"die_in_training", "die_at_start"}
     assert all(float(seconds) < 30 for seconds in took.values()), "from the kill to the error"
     assert not ranks_left(mark)
+    assert said.count("[1]<stdout>: rank 1 sums") == 1
+    assert "follows only now" not in (tmp_path / "stderr").read_text(), "executors have reached the driver"
 
 
 ELASTIC = """

@@ -70,7 +70,6 @@ def test_a_shell_script_that_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_package_that_is_installed_has_the_driver(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools")
     copy = shutil.copytree(PACKAGE.parent, tmp_path / "source")  # setuptools writes beside the source
     words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, copy]
     subprocess.run([sys.executable, *words], check=True, timeout=60)

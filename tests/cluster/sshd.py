@@ -1,7 +1,8 @@
 """An OpenSSH server in each host, with keys of its own, so that plain `ssh h1` works from any host.
 
 Servers and clients read the cluster's /etc/ssh; the machine's, and anybody's ~/.ssh, stay as they are. A session gets
-what sshd gives: root's shell and a short PATH, nothing of the environment that the client has.
+what sshd gives: root's shell and a short PATH, nothing of the environment that the client has. With that SHLVL, bash
+does not run ~/.bashrc, which on a developer's machine may take long, or wait for a lock that a killed session has left.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ UsePAM no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
+SetEnv SHLVL=2
 LogLevel VERBOSE
 """
 CLIENT = """\

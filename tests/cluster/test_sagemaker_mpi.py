@@ -51,6 +51,7 @@ CONTAINER = """
     exec "$@"
 """
 SSHD = "HostKey /etc/ssh/key\nAuthorizedKeysFile /etc/ssh/key.pub\nPidFile none\nUsePAM no\nPermitRootLogin yes\n"
+SSHD += "SetEnv SHLVL=2\n"  # as in `cluster.sshd`
 SSH = "IdentityFile /etc/ssh/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
 NAMES = ("algo-1", "algo-2")
 

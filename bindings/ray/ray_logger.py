@@ -31,11 +31,14 @@ def log(info: dict[str, Any]) -> None:
     """Send a value to each callback of the driver's ``run(..., callbacks=[...])``.
 
     The call returns when the value has arrived in the cluster, so it is not lost if this rank dies afterwards; in an
-    elastic job, when it has been sent. On ranks other than 0, and where the driver has given no callbacks, it does
-    nothing.
+    elastic job, when it has been sent. On ranks other than 0, and in a static job whose driver has given no callbacks,
+    it does nothing.
 
     Args:
-        info: The value; usually a dictionary of metrics. It must be picklable.
+        info: The value; usually a dictionary of metrics. It must be picklable, in an elastic job to at most 3 MB.
+
+    Raises:
+        OSError: The driver of an elastic job is lost.
     """
     if _queue is not None:
         _queue.put(info)

@@ -191,7 +191,8 @@ class RayExecutor:
 
         Raises:
             TimeoutError: The resources were not to be had, or the workers did not start, within
-                ``placement_group_timeout_s``. The message says what was asked for. Nothing is left of the job.
+                ``placement_group_timeout_s``; of an elastic job, within ``elastic_timeout``. The message says what
+                was asked for. Nothing is left of the job.
             RankFailedError: A worker died when it started. Nothing is left of the job.
             RuntimeError: The workers have been started already.
         """
@@ -216,9 +217,9 @@ class RayExecutor:
     ) -> list[Any]:
         """Call a function on each worker, and wait for the results.
 
-        If the function raises on some ranks, the others have ten seconds to end. Then they are left alone, as they are
-        if this call is interrupted or a callback raises. As long as they run, the next call is a RuntimeError that
-        names them; :meth:`shutdown` ends them.
+        If the function raises on some ranks of a static job, the others have ten seconds to end. Then they are left
+        alone, as they are if this call is interrupted or a callback raises. As long as they run, the next call is a
+        RuntimeError that names them; :meth:`shutdown` ends them. The workers of an elastic job end with the call.
 
         Args:
             fn: The function. It calls ``init()`` if it wants to communicate; each call of :meth:`run` may do so.

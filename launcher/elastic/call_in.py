@@ -111,9 +111,10 @@ class CallInLaunch(Launch):
     def __init__(self, *given: Any, **named: Any) -> None:
         """Take the arguments of :class:`Launch`."""
         super().__init__(*given, **named)
-        self._lock = threading.Lock()  # of the three, for leave()
+        self._lock = threading.Lock()  # of the four, for leave()
         self._uplink: NodeConnection | None = None
         self._relay: _WorkerRelay | None = None
+        self._given_grace: float | None = None
         self.left = False
 
     @property
@@ -126,7 +127,7 @@ class CallInLaunch(Launch):
     def grace_period(self) -> float:
         """How long the workers may take to exit when this host leaves, in seconds."""
         assert self._spec.elastic is not None
-        return self._spec.elastic.grace_period
+        return self._spec.elastic.grace_period if self._given_grace is None else self._given_grace
 
     def resolve(self) -> None:
         """Offer this host to the job; wait until it is accepted."""
@@ -178,10 +179,11 @@ class CallInLaunch(Launch):
         assert self._relay is not None
         return Outcome(exit_code=self._exit_code, trouble=self._relay.why)
 
-    def leave(self) -> None:
+    def leave(self, grace_period: float | None) -> None:
         """Have this host leave the job, as SIGTERM does; a second call kills the workers. From any thread."""
         with self._lock:
             self.left = True
+            self._given_grace = grace_period
             if self._relay is not None:
                 self._relay.interrupt(signal.SIGTERM)
             elif self._uplink is not None:
@@ -298,9 +300,13 @@ class CallIn:
         """How the job has ended, in the words of its driver; empty if it has ended well, or not yet."""
         return self._reason
 
-    def leave(self) -> None:
-        """Leave the job: the workers commit and exit, and it goes on without them. Callable from any thread."""
-        self._launch.leave()
+    def leave(self, grace_period: float | None = None) -> None:
+        """Leave the job: the workers commit and exit, and it goes on without them. Callable from any thread.
+
+        Args:
+            grace_period: How long they may take, in seconds; None for that of the constructor.
+        """
+        self._launch.leave(grace_period)
 
 
 def call_in(key: str, name: str, host: str, port: int, slots: int, **options: Any) -> int:

@@ -102,6 +102,12 @@ class CalledHosts(HostDiscovery):
         self._contenders: list[_Contender] = []
         self._allowed: Collection[str] | None = None
         self._say: Callable[[str], None] = lambda _: None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, so that hosts which leave now have done so because of that. From any thread."""
+        return self._is_over
 
     @property
     def key(self) -> JobKey:
@@ -133,6 +139,10 @@ class CalledHosts(HostDiscovery):
 
     def on_log(self, data: bytes) -> None:
         """Take a pickled value that a worker has logged; here it is dropped."""
+
+    def note_end(self) -> None:
+        """Note that the job has ended; its hosts get to know it as their workers end."""
+        self._is_over = True
 
     def set_say(self, say: Callable[[str], None]) -> None:
         """Print messages by this function from now on."""

@@ -415,8 +415,14 @@ class Driver(Supervisor):
             self._explain(end.reason)
         self._stop_reason = end.reason
         self._workers.say_to_all({"stop": end.reason})
-        self._ending_at = time.monotonic() + (failure_attribution.SETTLE_S if self._processes else 0.0)
+        self._end_in(failure_attribution.SETTLE_S if self._processes else 0.0)
         self._close_server()
+
+    def _end_in(self, seconds: float) -> None:
+        """Have the workers end by themselves for so long; from now on the job is over."""
+        self._ending_at = time.monotonic() + seconds
+        if self._called is not None:
+            self._called.note_end()
 
     def _decide(self, exit_code: int) -> None:
         if not self._decided:
@@ -470,7 +476,7 @@ class Driver(Supervisor):
         for worker in self._membership.workers.values():
             if worker.status is Status.READY:  # the others may want to commit before they leave
                 self._workers.say(worker.number, {"stop": self._stop_reason})
-        self._ending_at = time.monotonic() + self._grace_period
+        self._end_in(self._grace_period)
         self._agents.cut()
         self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
 

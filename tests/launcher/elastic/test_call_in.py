@@ -152,7 +152,9 @@ def test_an_exception_of_the_function(called: CalledHosts, callers: Callers) -> 
     assert callers.join() == {"a": 1}
 
 
-def test_a_host_that_leaves(called: CalledHosts, callers: Callers, tmp_path: Path) -> None:
+def test_a_host_that_leaves(
+    called: CalledHosts, callers: Callers, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def train() -> list[int]:
         import horovodlike as hvd
         import horovodlike.elastic as elastic
@@ -182,15 +184,16 @@ def test_a_host_that_leaves(called: CalledHosts, callers: Callers, tmp_path: Pat
         deadline = time.monotonic() + SLACK_S
         while not Path("both").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
-        second.leave()
+        second.leave(40.0)
         while "b" not in callers.codes and time.monotonic() < deadline:
             time.sleep(0.005)
         Path("left").touch()
 
     threading.Thread(target=leave).start()
     [sizes] = horovodlike.run(train, num_proc=2, min_np=1, host_discovery=called)
-    assert sizes == [2, 1]
+    assert sizes == [2, 1] and called.is_over
     assert callers.join() == {"a": 0, "b": 143}
+    assert "its workers may take 40 s to commit and exit" in capfd.readouterr().err
 
 
 def test_a_name_that_is_taken(called: CalledHosts, callers: Callers, capfd: pytest.CaptureFixture[str]) -> None:

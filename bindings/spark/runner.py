@@ -28,6 +28,8 @@ from horovodlike.spark._task import Request
 __all__ = ["run", "run_elastic"]
 
 T = TypeVar("T")
+_MakeOutput = Callable[[int, tuple[str, str] | None], CallerOutput]
+"""Makes the output of a job from its number of ranks and the address of the driver."""
 
 _START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 _START_TIMEOUT_S = 60.0
@@ -95,7 +97,7 @@ def run(
     wanted = _number_of_ranks(cluster, num_proc)
     request = _request(fn, args, kwargs, start_timeout, env, nics, verbose, executable)
     _driver.wait_for_slots(cluster, wanted, request.start_timeout, "num_proc")
-    outcome = _submit(cluster, wanted, request, stdout, stderr, prefix_output_with_timestamp)
+    outcome = _submit(cluster, wanted, request, _output_of(stdout, stderr, prefix_output_with_timestamp))
     return unpack_results(outcome, range(wanted))
 
 
@@ -162,10 +164,11 @@ def run_elastic(
     resets, until = 0, 0.0
     found = _driver.wait_for_slots(cluster, least, request.start_timeout, "min_num_proc")
     size = wanted if found is None else min(wanted, found)
+    make_output = _output_of(stdout, stderr, prefix_output_with_timestamp)
     while True:
         reason: str | None = None
         try:
-            outcome = _submit(cluster, size, request, stdout, stderr, prefix_output_with_timestamp)
+            outcome = _submit(cluster, size, request, make_output)
             if not _was_lost(outcome):
                 return unpack_results(outcome, range(size))
             reason = _why(outcome)
@@ -251,17 +254,14 @@ def _request(
     )
 
 
-def _submit(
-    cluster: _driver.Cluster,
-    num_proc: int,
-    request: Request,
-    stdout: TextIO | None,
-    stderr: TextIO | None,
-    timestamps: bool,
-) -> Outcome:
+def _output_of(stdout: TextIO | None, stderr: TextIO | None, timestamps: bool) -> _MakeOutput:
+    return functools.partial(CallerOutput, stdout or sys.stdout, stderr or sys.stderr, timestamps=timestamps)
+
+
+def _submit(cluster: _driver.Cluster, num_proc: int, request: Request, make_output: _MakeOutput) -> Outcome:
     """Run a job once; write its output to the caller's streams, and return how it has ended."""
     request = replace(request, log=not _driver.is_local(cluster))
-    with _caller_output(cluster, num_proc, request, stdout, stderr, timestamps) as output:
+    with _caller_output(cluster, num_proc, request, make_output) as output:
         outcome, lost, late = _driver.read_rows(_driver.submit(cluster, num_proc, request, output))
         if output is not None:
             output.take(late)
@@ -274,19 +274,13 @@ def _submit(
 
 @contextlib.contextmanager
 def _caller_output(
-    cluster: _driver.Cluster,
-    num_proc: int,
-    request: Request,
-    stdout: TextIO | None,
-    stderr: TextIO | None,
-    timestamps: bool,
+    cluster: _driver.Cluster, num_proc: int, request: Request, make_output: _MakeOutput
 ) -> Iterator[CallerOutput | None]:
     """Provide what takes the output of a job; None if the caller wants none."""
     if not request.output:
         yield None
         return
-    streams = stdout or sys.stdout, stderr or sys.stderr
-    output = CallerOutput(*streams, num_proc, cluster.address(), timestamps=timestamps)
+    output = make_output(num_proc, cluster.address())
     try:
         yield output
     except BaseException:

@@ -3,10 +3,14 @@
 The modules have the names of Horovod's where scripts import them:
 
 * :mod:`horovodlike.ray.runner`: ``RayExecutor``, for drivers in the cluster and for those connected by Ray Client;
+* :mod:`horovodlike.ray.proxies`: the adapter of a job, in this process or in an actor;
 * :mod:`horovodlike.ray.elastic`: ``ElasticRayExecutor``, and which nodes it uses;
-* :mod:`horovodlike.ray.adapter`: a static job: its placement, its start, its calls, its failures;
+* :mod:`horovodlike.ray.adapter`: a static job: its placement, its start, its calls;
+* :mod:`horovodlike.ray.failures`: the errors of its ranks;
 * :mod:`horovodlike.ray.elastic_adapter`: an elastic job: its calls;
-* :mod:`horovodlike.ray.callers`: the nodes of an elastic job, and the actors there;
+* :mod:`horovodlike.ray.callers`: the nodes of an elastic job, which a thread watches;
+* :mod:`horovodlike.ray.node_choice`: pure: which of them get workers, and which are to leave;
+* :mod:`horovodlike.ray.node_caller`: the actor on each;
 * :mod:`horovodlike.ray.strategy`: placement groups;
 * :mod:`horovodlike.ray.worker`: the actor that is a rank;
 * :mod:`horovodlike.ray.rendezvous`: the variables by which workers find each other, for both;

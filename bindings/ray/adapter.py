@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -14,23 +14,17 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovodlike.errors import HorovodInternalError, JobBrokenError, RendezvousError, ShutDownError
 from horovodlike.launcher.errors import RankFailedError, counted, listed
+from horovodlike.ray.failures import SECONDS_TO_EXPLAIN, Failures, described, first_line, is_consequence
 from horovodlike.ray.ray_logger import LogQueue
 from horovodlike.ray.rendezvous import WorkerJob
 from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
 from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
 
-__all__ = ["StartOptions", "StaticAdapter", "ends_with", "first_line"]
+__all__ = ["StartOptions", "StaticAdapter", "ends_with"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_SECONDS = 0.1
-_SECONDS_BEFORE_LEAVING = 1.0
-"""How long the ranks have to fail alike, before one that has failed leaves the job of those that have not."""
-_SECONDS_TO_FOLLOW = 10.0
-"""How long the other ranks have to end after one has failed."""
-_SECONDS_TO_EXPLAIN = 30.0
-"""How long, if all that is known is that ranks have lost another one: Ray may need this to notice that a node died."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +54,10 @@ class _Worker:
 
 
 class StaticAdapter:
-    """A job that consists of the same workers from :meth:`start` to :meth:`shutdown`; both may be called again.
+    """A job that consists of the same workers from :meth:`start` to :meth:`shutdown`.
 
-    One thread at a time may use it. It lives in the process of the driver, or in an actor of its own if the driver is
-    connected through Ray Client.
+    One thread at a time may use it; another one may call :meth:`shutdown`, after which it is of no more use. It lives
+    in the process of the driver, or in an actor of its own if the driver is connected through Ray Client.
     """
 
     def __init__(self, demand: Demand, options: StartOptions) -> None:
@@ -76,6 +70,7 @@ class StaticAdapter:
         self._job: WorkerJob | None = None
         self._pending: dict[Any, int] = {}  # the ranks that have not answered the last call
         self._trouble = ""  # why no more calls can be made
+        self._is_shut_down = False
 
     def start(
         self,
@@ -85,14 +80,14 @@ class StaticAdapter:
         extra_env_vars: Mapping[str, Any] | None,
     ) -> None:
         """Reserve resources, start the workers, and tell each its rank. If that fails, nothing is left."""
-        if self._reservation is not None:
-            raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
         deadline = time.monotonic() + self._options.placement_timeout
         try:
-            self._reservation = reserve(self._demand)  # kept before it waits: another thread may release it
+            self._reservation = reservation = reserve(self._demand)  # kept first: another thread may release it
             self._session = _session()
-            self._reservation.wait(deadline)
-            self._workers = _start_workers(self._demand, self._reservation, deadline)
+            self._check_shutdown()
+            reservation.wait(deadline)
+            self._workers = _start_workers(self._demand, reservation, deadline)
+            self._check_shutdown()  # it may not have seen them
             self._job = WorkerJob.open(
                 [worker.facts.node for worker in self._workers],
                 "RayExecutor",
@@ -163,15 +158,21 @@ class StaticAdapter:
 
     def shutdown(self) -> None:
         """Close the server, end the workers and release their resources. May be called again, and at any time."""
+        self._is_shut_down = True
         workers, reservation, job = self._workers, self._reservation, self._job
         self._workers, self._reservation, self._job, self._pending, self._trouble = [], None, None, {}, ""
         with contextlib.ExitStack() as stack:  # one error does not keep the rest from its end
-            if reservation is not None and self._session == _session():  # else Ray has ended all with the session
-                stack.callback(reservation.release)
+            if self._session == _session():  # else Ray has ended all with the session
+                if reservation is not None:
+                    stack.callback(reservation.release)
                 for worker in workers:
                     stack.callback(ray.kill, worker.handle)
             if job is not None:
                 job.close()
+
+    def _check_shutdown(self) -> None:
+        if self._is_shut_down:
+            raise RuntimeError("shutdown() has ended the start")
 
     def _check(self) -> None:
         if self._trouble:
@@ -204,7 +205,7 @@ class StaticAdapter:
         """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""
         self._pending = pending = {call: rank for rank, call in enumerate(calls)}
         results: list[Any] = [None] * len(calls)
-        failures = _Failures()
+        failures = Failures()
         while pending and not failures.is_over():
             patience = _POLL_SECONDS if poll is not None or failures else None
             ended, _ = ray.wait(list(pending), timeout=patience)
@@ -228,7 +229,7 @@ class StaticAdapter:
 
     def _leave(self, ranks: Iterable[int], error: Exception) -> None:
         for rank in ranks:
-            self._workers[rank].handle.leave.remote(_described(error))  # does nothing if the worker is lost
+            self._workers[rank].handle.leave.remote(described(error))  # does nothing if the worker is lost
 
     def _lost(self, rank: int, error: RayActorError) -> None:
         reason = f"rank {rank} is lost: {first_line(error)}"
@@ -236,15 +237,15 @@ class StaticAdapter:
         if self._job is not None:
             self._job.server.exited(rank, reason)
 
-    def _raise(self, failures: _Failures, silent: Sequence[int]) -> None:
+    def _raise(self, failures: Failures, silent: Sequence[int]) -> None:
         rank, error = failures.cause()
         if isinstance(error, RayActorError):
             raise RankFailedError(f"rank {rank} is lost, {self._workers[rank]}: {error}", rank, -1) from error
-        if silent and _is_consequence(error):
+        if silent and is_consequence(error):
             where = "; ".join(f"rank {each}: {self._workers[each]}" for each in silent)
             self._trouble = f"{listed('rank', silent)} did not answer when others had failed"
             raise RankFailedError(
-                f"{listed('rank', silent)} of {len(self._workers)} did not answer for {_SECONDS_TO_EXPLAIN:g} s after "
+                f"{listed('rank', silent)} of {len(self._workers)} did not answer for {SECONDS_TO_EXPLAIN:g} s after "
                 f"rank {rank} had failed with {first_line(error)} ({where})",
                 silent[0],
                 -1,
@@ -269,66 +270,6 @@ def ends_with(poll: Callable[[], None] | None) -> Iterator[None]:
         raise
     if poll is not None:
         poll()
-
-
-@dataclass
-class _Failures:
-    """The errors of a call's ranks, in the order in which they came."""
-
-    errors: dict[int, Exception] = field(default_factory=dict)
-    _first: float = 0.0
-    _has_left: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.errors)
-
-    def add(self, rank: int, error: Exception) -> None:
-        """Add the error of a rank."""
-        self._first = self._first or time.monotonic()
-        self.errors[rank] = error
-
-    def cause(self) -> tuple[int, Exception]:
-        """Return the rank that has failed first, and its error: a lost worker before errors of functions."""
-
-        def weight(item: tuple[int, Exception]) -> int:
-            return 0 if isinstance(item[1], RayActorError) else 1 + _is_consequence(item[1])
-
-        return min(self.errors.items(), key=weight)  # of equal ones, the first
-
-    def is_over(self) -> bool:
-        """Return whether the other ranks have had their time to end."""
-        if not self.errors:
-            return False
-        limit = _SECONDS_TO_EXPLAIN if _is_consequence(self.cause()[1]) else _SECONDS_TO_FOLLOW
-        return time.monotonic() - self._first > limit
-
-    def may_leave(self) -> bool:
-        """Return True once: when it is time for the ranks that have failed to leave the job."""
-        if not self.errors or self._has_left or time.monotonic() - self._first < _SECONDS_BEFORE_LEAVING:
-            return False
-        self._has_left = True
-        return True
-
-    def end_the_job(self) -> bool:
-        """Return whether the engines cannot be used any more: ranks have left, or say that the job is broken."""
-        broken = (JobBrokenError, ShutDownError)
-        return self._has_left or any(isinstance(_described(error), broken) for error in self.errors.values())
-
-
-def _is_consequence(error: Exception) -> bool:
-    """Return whether an error usually follows from the failure of another rank."""
-    return isinstance(_described(error), HorovodInternalError | RendezvousError)
-
-
-def _described(error: Exception) -> Exception:
-    """Return the error of a function as it was raised, without Ray's traceback around it."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
-
-
-def first_line(error: Exception) -> str:
-    """Return the class of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(_described(error)).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 def visible_gpus(workers: Sequence[WorkerFacts], share: bool) -> list[str]:

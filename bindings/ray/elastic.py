@@ -9,10 +9,18 @@ from typing import Any
 
 import ray
 
-from horovodlike.ray.runner import MiniSettings, RayExecutor
+from horovodlike.ray.runner import MiniSettings, RayExecutor, at_least, warn_of
 from horovodlike.ray.strategy import room_for
 
 __all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]
+
+_NO_EFFECT = frozenset(
+    {
+        *("binding_args", "elastic", "extra_mpi_args", "output_filename", "prefix_output_with_timestamp"),
+        *("run_func_mode", "ssh_port", "tcp_flag"),
+    }
+)
+"""Horovod's other settings."""
 
 
 @dataclass
@@ -25,6 +33,7 @@ class ElasticSettings(MiniSettings):
         reset_limit: How often the set of workers may change; None for any number of times.
         elastic_timeout: How long to wait for enough workers, in seconds.
         discovery: The object that says which nodes may be used, with ``override_discovery=False``.
+        cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
     """
 
     min_num_proc: int = 1
@@ -32,6 +41,7 @@ class ElasticSettings(MiniSettings):
     reset_limit: int | None = None
     elastic_timeout: float = 600
     discovery: Any = None
+    cooldown_range: Sequence[int] | None = None
 
 
 class RayHostDiscovery:
@@ -80,6 +90,8 @@ class ElasticRayExecutor:
         max_np: int | None = None,
         verbose: int = 1,
         placement_group_timeout_s: float = 100,
+        cooldown_range: Sequence[int] | None = None,
+        **horovod: Any,
     ) -> ElasticSettings:
         """Return settings for the constructor.
 
@@ -95,18 +107,30 @@ class ElasticRayExecutor:
             max_np: Deprecated name of ``max_num_proc``.
             verbose: Has no effect.
             placement_group_timeout_s: How long Ray may take to start an actor on a node, in seconds.
+            cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
+            **horovod: Horovod's other settings, which have no effect.
+
+        Raises:
+            TypeError: Horovod has no such setting.
         """
+        if unknown := sorted(horovod.keys() - _NO_EFFECT):
+            raise TypeError(f"create_settings() got an unexpected keyword argument {unknown[0]!r}")
         for name, value in (("min_np", min_np), ("max_np", max_np)):
             if value is not None:
                 instead = name.replace("np", "num_proc")
                 warnings.warn(f"{name} is deprecated, use {instead} instead", DeprecationWarning, stacklevel=2)
-        mini = RayExecutor.create_settings(timeout_s, ssh_identity_file, None, placement_group_timeout_s, nics, verbose)
+        warn_of({"ssh_identity_file": ssh_identity_file, **horovod})
         return ElasticSettings(
-            **vars(mini),
+            nics,
+            verbose,
+            timeout_s,
+            placement_group_timeout_s,
+            ssh_identity_file,
             min_num_proc=min_num_proc if min_np is None else min_np,
             max_num_proc=max_num_proc if max_np is None else max_np,
             reset_limit=reset_limit,
             elastic_timeout=elastic_timeout,
+            cooldown_range=cooldown_range,
         )
 
     def __init__(
@@ -123,15 +147,17 @@ class ElasticRayExecutor:
             raise ValueError(
                 "gpus_per_slot is set, but use_gpu is False. use_gpu must be True if gpus_per_slot is set."
             )
+        least, most = at_least(1, "min_num_proc", settings.min_num_proc), settings.max_num_proc
         self._env_vars = env_vars
         self._executor = RayExecutor(
             settings,
-            min_workers=settings.min_num_proc,
-            max_workers=settings.max_num_proc,
+            min_workers=least,
+            max_workers=None if most is None else at_least(least, "max_num_proc", most),
             cpus_per_worker=cpus_per_slot,
             use_gpu=use_gpu,
             gpus_per_worker=gpus_per_slot,
             reset_limit=settings.reset_limit,
+            cooldown_range=getattr(settings, "cooldown_range", None),
             elastic_timeout=settings.elastic_timeout,
             override_discovery=override_discovery,
         )

@@ -7,8 +7,9 @@ import pickle
 import queue as queues
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,16 @@ import ray
 from horovodlike.launcher.errors import RankFailedError
 from horovodlike.launcher.run import run
 from horovodlike.ray.adapter import StartOptions, ends_with
-from horovodlike.ray.callers import Callers, JobHosts, NodeOptions
+from horovodlike.ray.callers import Callers, JobHosts
+from horovodlike.ray.node_caller import NodeOptions
 from horovodlike.ray.ray_logger import LogQueue
-from horovodlike.ray.strategy import Demand, offered, reserve
+from horovodlike.ray.strategy import Demand, Reservation, offered, reserve
 
-__all__ = ["ElasticAdapter", "ElasticOptions"]
+__all__ = ["CLOSE_SECONDS", "ElasticAdapter", "ElasticOptions"]
 
 _POLL_SECONDS = 0.1
-_CLOSE_SECONDS = 20.0
+CLOSE_SECONDS = 20.0
+"""How long :meth:`ElasticAdapter.shutdown` waits for what it has ended."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class ElasticOptions:
 class ElasticAdapter:
     """A job whose workers are processes that live as long as a call.
 
-    One thread at a time may use it; another one may call :meth:`shutdown`. It lives where :class:`StaticAdapter` does.
+    One thread at a time may use it; another one may call :meth:`cancel` and :meth:`shutdown`, after which it is of no
+    more use. It lives where :class:`StaticAdapter` does.
     """
 
     def __init__(self, demand: Demand, options: StartOptions, elastic: ElasticOptions) -> None:
@@ -59,9 +63,10 @@ class ElasticAdapter:
         self._elastic = elastic
         self._executable: tuple[Any, ...] | None = None
         self._variables: dict[str, str] = {}
+        self._busy = threading.RLock()  # held by start() and the calls
+        self._is_shut_down = False
+        self._reservation: Reservation | None = None  # while start() runs
         self._hosts: JobHosts | None = None  # while a call runs
-        self._idle = threading.Event()
-        self._idle.set()
 
     def start(
         self,
@@ -70,17 +75,23 @@ class ElasticAdapter:
         executable_kwargs: Mapping[str, Any] | None,
         extra_env_vars: Mapping[str, Any] | None,
     ) -> None:
-        """Wait until there is room for the fewest workers. They are started by the calls."""
+        """Wait until there is room for the fewest workers. They are started by the calls.
+
+        Raises:
+            TimeoutError: There was none in time.
+            RuntimeError: Another thread has called :meth:`shutdown`.
+        """
         if executable_cls is not None:
             self._executable = executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})
         cpus = str(max(1, int(self._demand.per_worker["CPU"])))  # Ray sets that of all workers of the node
         extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
         self._variables = {"OMP_NUM_THREADS": cpus, **extra}
-        reservation = reserve(self._demand)
-        try:
+        with self._alone(), ExitStack() as stack:
+            self._reservation = reservation = reserve(self._demand)
+            stack.callback(setattr, self, "_reservation", None)
+            stack.callback(reservation.release)
+            self._check()  # it may have come before there was something to release
             reservation.wait(time.monotonic() + self._elastic.elastic_timeout, "a greater elastic_timeout")
-        finally:
-            reservation.release()
 
     def node(self) -> str:
         """Return the id of the Ray node of this process."""
@@ -115,11 +126,34 @@ class ElasticAdapter:
             return self._run(fn, (None,), {}, queue, poll)
         return self._run(_call_with, (self._executable, fn), {}, queue, poll)
 
-    def shutdown(self) -> None:
-        """End the call that runs, if one does, with a RuntimeError. May be called again, and by any thread."""
+    def cancel(self) -> None:
+        """End :meth:`start` or the call that runs with a RuntimeError. May be called by any thread."""
+        if (reservation := self._reservation) is not None:
+            reservation.release()
         if (hosts := self._hosts) is not None:
             hosts.cancel()
-            self._idle.wait(_CLOSE_SECONDS)
+        if self._busy.acquire(timeout=CLOSE_SECONDS):
+            self._busy.release()
+
+    def shutdown(self) -> None:
+        """End what runs, and all that is called later. May be called again, and by any thread."""
+        self._is_shut_down = True
+        self.cancel()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads from a start or a call, and :meth:`shutdown` waiting for its end."""
+        if self._hosts is not None or not self._busy.acquire(blocking=False):
+            raise RuntimeError("another thread runs a call: wait until it ends, or call shutdown()")
+        try:
+            self._check()
+            yield
+        finally:
+            self._busy.release()
+
+    def _check(self) -> None:
+        if self._is_shut_down:
+            raise RuntimeError("shutdown() has ended the job")
 
     def _run(
         self,
@@ -129,41 +163,36 @@ class ElasticAdapter:
         queue: LogQueue | None,
         poll: Callable[[], None] | None,
     ) -> list[Any]:
-        if self._hosts is not None:
-            raise RuntimeError("another thread runs a call: wait until it ends, or call shutdown()")
-        self._hosts = hosts = JobHosts(ray.util.get_node_ip_address())
-        self._idle.clear()
-        node = NodeOptions(hosts.key.hex(), hosts.address, hosts.port, self._options.start_timeout, self._variables)
-        elastic = self._elastic
-        callers = Callers(
-            self._demand, elastic.max_workers, hosts, node, self._options.placement_timeout, elastic.discovery
-        )
+        with self._alone(), ExitStack() as stack:  # neither an error nor an interrupt keeps the rest from its end
+            self._hosts = hosts = JobHosts(ray.util.get_node_ip_address())
+            stack.callback(setattr, self, "_hosts", None)
+            stack.callback(hosts.close)
+            self._check()  # it may have come before there was something to cancel
+            callers = self._callers(hosts)
+            stack.callback(callers.close)
+            pool = stack.enter_context(ThreadPoolExecutor(2, "horovodlike-ray"))
+            stack.callback(hosts.cancel)
+            stack.callback(callers.stop)
+            job = pool.submit(self._launch, fn, args, kwargs, hosts)
+            watch = pool.submit(callers.watch)
 
-        def pass_on() -> None:
-            _pass_on(hosts, queue)
-            if poll is not None:
-                poll()
+            def pass_on() -> None:
+                _pass_on(hosts, queue)
+                if poll is not None:
+                    poll()
 
-        try:
-            with ThreadPoolExecutor(2, "horovodlike-ray") as pool:
-                job = pool.submit(self._launch, fn, args, kwargs, hosts)
-                watch = pool.submit(callers.watch)
-                try:
-                    with ends_with(pass_on):
-                        running: list[Future[Any]] = [job, watch]
-                        while not wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
-                            pass_on()
-                finally:
-                    callers.stop()
-                    hosts.cancel()
-                if job.exception() is not None:
-                    watch.result()  # of the two errors, its own is the cause
-                return job.result()
-        finally:
-            callers.close()
-            hosts.close()
-            self._hosts = None
-            self._idle.set()
+            with ends_with(pass_on):
+                running: list[Future[Any]] = [job, watch]
+                while not wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
+                    pass_on()
+        if job.exception() is not None:
+            watch.result()  # of the two errors, its own is the cause
+        return job.result()
+
+    def _callers(self, hosts: JobHosts) -> Callers:
+        options, elastic = self._options, self._elastic
+        node = NodeOptions(hosts.key.hex(), hosts.address, hosts.port, options.start_timeout, self._variables)
+        return Callers(self._demand, elastic.max_workers, hosts, node, options.placement_timeout, elastic.discovery)
 
     def _launch(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hosts: JobHosts
@@ -177,7 +206,7 @@ class ElasticAdapter:
                 least,
                 start_timeout=options.start_timeout,
                 network_interfaces=options.network_interface,
-                gpus_per_rank=None if options.share_gpus else int(self._demand.per_worker.get("GPU", 0)),
+                gpus_per_rank=0 if options.share_gpus else int(self._demand.per_worker.get("GPU", 0)),
                 host_discovery=hosts,
                 min_np=least,
                 max_np=elastic.max_workers,

@@ -15,14 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovodlike import config
 from horovodlike.compat import named
 from horovodlike.launcher.options import setting_variables, take_elastic
-from horovodlike.ray.adapter import StartOptions, StaticAdapter, ends_with
+from horovodlike.ray.adapter import StartOptions, StaticAdapter
 from horovodlike.ray.elastic_adapter import ElasticAdapter, ElasticOptions
+from horovodlike.ray.proxies import LocalAdapter, RemoteAdapter
 from horovodlike.ray.strategy import Demand
 
-__all__ = ["MiniSettings", "RayExecutor"]
-
-_POLL_SECONDS = 0.1
-_CLOSE_SECONDS = 10.0
+__all__ = ["MiniSettings", "RayExecutor", "at_least", "warn_of"]
 
 
 @dataclass
@@ -99,9 +97,7 @@ class RayExecutor:
             nics: The network between the ranks: names of interfaces, or networks such as ``10.0.0.0/8``.
             verbose: Has no effect.
         """
-        for name, value in (("ssh_identity_file", ssh_identity_file), ("ssh_str", ssh_str)):
-            if value is not None:
-                warnings.warn(f"create_settings(): {name} has no effect", DeprecationWarning, stacklevel=2)
+        warn_of({"ssh_identity_file": ssh_identity_file, "ssh_str": ssh_str})
         return MiniSettings(nics, verbose, timeout_s, placement_group_timeout_s, ssh_identity_file)
 
     def __init__(
@@ -134,17 +130,18 @@ class RayExecutor:
             raise ValueError("Both `min_workers` and `num_workers` provided.")
         if min_workers and num_hosts:
             raise ValueError("Both `min_workers` and `num_hosts` provided.")
-        if not min_workers and (num_workers is None) == (num_hosts is None):
+        is_elastic = bool(min_workers) or (min_workers is not None and num_workers is None and num_hosts is None)
+        if not is_elastic and (num_workers is None) == (num_hosts is None):
             raise ValueError("Either num_workers or num_hosts must be given, and not both.")
-        per_worker = {"CPU": _at_least(0, "cpus_per_worker", cpus_per_worker)}
+        per_worker = {"CPU": at_least(0, "cpus_per_worker", cpus_per_worker)}
         if use_gpu:
-            per_worker["GPU"] = _at_least(1, "gpus_per_worker", 1 if gpus_per_worker is None else gpus_per_worker)
+            per_worker["GPU"] = at_least(1, "gpus_per_worker", 1 if gpus_per_worker is None else gpus_per_worker)
         if not any(per_worker.values()):
             raise ValueError("cpus_per_worker must be >= 1 where workers have no GPU: Got 0.")
-        workers = _at_least(1, "num_workers", num_workers) if num_workers is not None else 0
+        workers = at_least(1, "num_workers", num_workers) if num_workers is not None else 0
         if num_hosts is not None:
-            hosts = _at_least(1, "num_hosts", num_hosts)
-            workers = hosts * _at_least(1, "num_workers_per_host", num_workers_per_host)
+            hosts = at_least(1, "num_hosts", num_hosts)
+            workers = hosts * at_least(1, "num_workers_per_host", num_workers_per_host)
         nics = settings.nics
         options = StartOptions(
             start_timeout=settings.timeout_s,
@@ -157,11 +154,11 @@ class RayExecutor:
             Demand(workers, per_worker, num_hosts, use_current_placement_group),
             options,
         )
-        if min_workers:
-            least = _at_least(1, "min_workers", min_workers)
+        if is_elastic:
+            least = at_least(1, "min_workers", min_workers)
             discovery = None if override_discovery else _discovery(settings)
             elastic = ElasticOptions(
-                None if max_workers is None else _at_least(least, "max_workers", max_workers),
+                None if max_workers is None else at_least(least, "max_workers", max_workers),
                 reset_limit,
                 cooldown_range,
                 elastic_timeout,
@@ -170,7 +167,7 @@ class RayExecutor:
             given = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
             take_elastic(given, True, config.load(setting_variables({"elastic_timeout": elastic_timeout})))
             self._kind = ElasticAdapter, Demand(least, per_worker, use_current=False), options, elastic
-        self._adapter: _Local | _Remote | None = None
+        self._adapter: LocalAdapter | RemoteAdapter | None = None
 
     def start(
         self,
@@ -194,19 +191,25 @@ class RayExecutor:
                 ``placement_group_timeout_s``; of an elastic job, within ``elastic_timeout``. The message says what
                 was asked for. Nothing is left of the job.
             RankFailedError: A worker died when it started. Nothing is left of the job.
-            RuntimeError: The workers have been started already.
+            RuntimeError: The workers have been started already, or another thread has called :meth:`shutdown`.
         """
         if self._adapter is not None:
             raise RuntimeError("the workers have been started already; call shutdown() before the next start()")
         is_client = ray.util.client.ray.is_connected()  # then this process is not in the cluster, and has no server
-        adapter: _Local | _Remote = (_Remote if is_client else _Local)(*self._kind)
+        adapter: LocalAdapter | RemoteAdapter = (RemoteAdapter if is_client else LocalAdapter)(*self._kind)
+        self._adapter = adapter  # at once, so that another thread's shutdown() finds it
+        executable = None if executable_cls is None else named(executable_cls)
         try:
-            adapter.call("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
-        except BaseException:
+            adapter.call("start", executable, executable_args, executable_kwargs, extra_env_vars)
+        except BaseException as error:
+            is_shut_down = self._adapter is not adapter
+            if not is_shut_down:
+                self._adapter = None
             with contextlib.suppress(Exception):  # the first error says more
                 adapter.close()
+            if is_shut_down and isinstance(error, Exception):
+                raise RuntimeError("shutdown() has ended the start") from error
             raise
-        self._adapter = adapter
 
     def run(
         self,
@@ -277,12 +280,12 @@ class RayExecutor:
         return self._started().call("execute_single", named(fn))
 
     def shutdown(self) -> None:
-        """End the workers and release their resources. May be called again, and at any time."""
+        """End the workers and release their resources. May be called again, at any time and by any thread."""
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             adapter.close()
 
-    def _started(self) -> _Local | _Remote:
+    def _started(self) -> LocalAdapter | RemoteAdapter:
         if self._adapter is None:
             raise RuntimeError("there are no workers: call start() first")
         return self._adapter
@@ -313,6 +316,13 @@ class RayExecutor:
             queue.shutdown(force=True)
 
 
+def warn_of(without_effect: Mapping[str, Any]) -> None:
+    """Warn the caller of a ``create_settings()`` of arguments that are given, but have no effect."""
+    for name, value in without_effect.items():
+        if value is not None:
+            warnings.warn(f"create_settings(): {name} has no effect", DeprecationWarning, stacklevel=3)
+
+
 def _discovery(settings: Any) -> Any:
     discovery = getattr(settings, "discovery", None)
     if not callable(getattr(discovery, "find_available_hosts_and_slots", None)):
@@ -320,50 +330,12 @@ def _discovery(settings: Any) -> Any:
     return discovery
 
 
-def _at_least(least: int, name: str, value: Any) -> int:
+def at_least(least: int, name: str, value: Any) -> int:
+    """Return a number of workers or resources.
+
+    Raises:
+        ValueError: It is none, or less than the least.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be >= {least}: Got {value!r}.")
     return value
-
-
-class _Local:
-    """An adapter in this process, which is in the cluster."""
-
-    def __init__(self, kind: type, *arguments: Any) -> None:
-        self._adapter = kind(*arguments)
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._adapter, method)(*arguments)
-
-    def call_and_poll(self, method: str, arguments: tuple[Any, ...], poll: Callable[[], None]) -> Any:
-        return getattr(self._adapter, method)(*arguments, poll)
-
-    def close(self) -> None:
-        self._adapter.shutdown()
-
-
-class _Remote:
-    """An adapter in an actor of the cluster, for a process that is connected through Ray Client."""
-
-    def __init__(self, kind: type, *arguments: Any) -> None:
-        # Two threads: one may wait for workers while the other ends them.
-        self._actor = ray.remote(num_cpus=0, max_concurrency=2)(kind).remote(*arguments)
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        return ray.get(getattr(self._actor, method).remote(*arguments))
-
-    def call_and_poll(self, method: str, arguments: tuple[Any, ...], poll: Callable[[], None]) -> Any:
-        result = getattr(self._actor, method).remote(*arguments)
-        with ends_with(poll):
-            while not ray.wait([result], timeout=_POLL_SECONDS)[0]:
-                poll()
-            return ray.get(result)
-
-    def close(self) -> None:
-        # Killed, the actor takes its workers with it, but its placement group stays until the connection ends.
-        if not ray.is_initialized():
-            return  # all of it has ended with the connection
-        with contextlib.suppress(ConnectionError):
-            with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                ray.get(self._actor.shutdown.remote(), timeout=_CLOSE_SECONDS)
-            ray.kill(self._actor)

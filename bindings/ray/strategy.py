@@ -68,12 +68,14 @@ class Reservation:
         group: The placement group.
         is_own: Whether the group was made for this job, and ends with it.
         bundles: For each worker the index of its bundle, after :meth:`wait`; -1: any bundle that has room.
+        is_released: Whether :meth:`release` was called, which another thread may do.
     """
 
     demand: Demand
     group: PlacementGroup
     is_own: bool
     bundles: Sequence[int] = field(default_factory=list)
+    is_released: bool = False
 
     def wait(self, deadline: float, remedy: str = _REMEDY) -> None:
         """Wait until the resources are reserved.
@@ -84,13 +86,14 @@ class Reservation:
 
         Raises:
             TimeoutError: They were not to be had; the message has what was asked for, and what there is.
+            RuntimeError: They have been released meanwhile.
         """
         demand, group = self.demand, self.group
         if not self.is_own:
             self.bundles = [-1] * demand.workers
             return
         waits = False
-        while not group.wait(1):  # in whole seconds; an interrupt has its effect in between
+        while not self._is_placed():
             if not waits:
                 _logger.warning("waiting for resources: %s asked for, %s", demand, offered())
                 waits = True
@@ -104,8 +107,20 @@ class Reservation:
         share = demand.workers // len(order)
         self.bundles = [index for index in order for _ in range(share)]
 
+    def _is_placed(self) -> bool:
+        try:
+            is_placed: bool = self.group.wait(1)  # in whole seconds; an interrupt has its effect in between
+        except Exception:  # Ray does not know a group that was removed
+            if not self.is_released:
+                raise
+            is_placed = False
+        if self.is_released:
+            raise RuntimeError("shutdown() has ended the start")
+        return is_placed
+
     def release(self) -> None:
         """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
+        self.is_released = True
         if self.is_own:
             remove_placement_group(self.group)
 

@@ -21,8 +21,9 @@ import ray
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 
-from horovodlike.launcher.errors import RankFailedError
-from horovodlike.ray import RayExecutor, log
+from horovodlike.launcher.errors import HostsError, RankFailedError
+from horovodlike.ray import RayExecutor, elastic_adapter, log
+from horovodlike.ray.node_caller import NodeOptions
 
 sys.path.append(str(Path(__file__).parents[1] / "elastic"))
 
@@ -226,6 +227,62 @@ def test_no_resources_are_an_error(cluster):
     assert set(left.values()) == {"REMOVED"}
 
 
+@pytest.mark.parametrize("kind", [{"min_workers": 5}, {"num_workers": 5}])
+def test_a_start_that_is_shut_down_is_an_error_soon(cluster, kind):
+    executor = RayExecutor(SETTINGS, **kind)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(executor.start)
+        wait_until(lambda: executor._adapter is not None and executor._adapter._adapter._reservation is not None)
+        began = time.monotonic()
+        executor.shutdown()
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) has ended the start"):
+            job.result(20)
+    assert time.monotonic() - began < 2
+    wait_until(lambda: {each["state"] for each in ray.util.placement_group_table().values()} == {"REMOVED"})
+
+
+@pytest.mark.slow
+def test_a_node_that_joined_with_few_slots_gets_more(cluster):
+    """The job cannot begin as long as something else has a part of a node."""
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def is_here(self):
+            return True
+
+    with ThreadPoolExecutor(1) as pool, elastic(4, 4) as executor:
+        other = Other.remote()
+        assert ray.get(other.is_here.remote())
+        job = pool.submit(executor.run, host_and_local_rank)
+        adapter = executor._adapter._adapter
+        wait_until(lambda: (adapter._hosts and len(adapter._hosts._callers) == 2) or job.done())
+        ray.kill(other)
+        results = job.result(60)
+    nodes = {host.partition("#")[0] for host, _ in results}
+    assert len(results) == 4 and nodes == {node["NodeID"] for node in alive()}
+    assert [rank for host, rank in results if "#2" in host] == [0]
+
+
+def host_and_local_rank():
+    import horovodlike as hvd
+
+    hvd.init()
+    return os.environ["HOROVOD_HOSTNAME"], hvd.local_rank()
+
+
+@pytest.mark.thorough
+def test_nodes_that_all_refuse_are_an_error(cluster, monkeypatch):
+    def with_another_key(key, *rest):
+        return NodeOptions(key[::-1], *rest)
+
+    monkeypatch.setattr(elastic_adapter, "NodeOptions", with_another_key)
+    with elastic(1, None) as executor:
+        began = time.monotonic()
+        with pytest.raises(HostsError, match=r"no node of the cluster can take part; (\w{56}: .*){2}"):
+            executor.run(int)
+        assert time.monotonic() - began < BOUND_S
+
+
 @pytest.mark.thorough
 def test_errors_of_the_function(cluster):
     def fail():
@@ -345,3 +402,57 @@ print("done", flush=True)
     command = [sys.executable, "-P", str(script), ray_client]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0 and "done" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.thorough
+def test_an_interrupt_through_ray_client_ends_what_runs(cluster, ray_client, tmp_path):
+    script = tmp_path / "client.py"
+    script.write_text(
+        """
+import _thread, sys, threading, time, ray
+from pathlib import Path
+from horovodlike.ray import RayExecutor
+ray.init(sys.argv[1])
+folder = sys.argv[2]
+
+def wait():
+    Path(folder, "begun").touch()
+    time.sleep(600)
+
+def interrupt_when(is_so):
+    def watch():
+        while not is_so():
+            time.sleep(0.1)
+        _thread.interrupt_main()
+    threading.Thread(target=watch, daemon=True).start()
+
+def states():
+    return [each["state"] for each in ray.util.placement_group_table().values()]
+
+executor = RayExecutor(RayExecutor.create_settings(60), min_workers=1, max_workers=1)
+executor.start()
+for callbacks in ([], [print]):
+    interrupt_when(Path(folder, "begun").exists)
+    try:
+        executor.run(wait, callbacks=callbacks)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    Path(folder, "begun").unlink()
+    assert executor.run(lambda: "next") == ["next"]
+executor.shutdown()
+executor = RayExecutor(RayExecutor.create_settings(60), min_workers=100)
+interrupt_when(lambda: "PENDING" in states())
+try:
+    executor.start()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert set(states()) == {"REMOVED"}, states()
+end = time.monotonic() + 20
+while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+    assert time.monotonic() < end, "something is left"
+    time.sleep(0.1)
+"""
+    )
+    command = [sys.executable, "-P", str(script), ray_client, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and done.stdout.count("interrupted") == 3, done.stdout + done.stderr

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import horovodlike.ray
-from horovodlike.ray import ElasticRayExecutor, RayExecutor
+from horovodlike.ray import ElasticRayExecutor, RayExecutor, runner
 from horovodlike.ray.adapter import visible_gpus
-from horovodlike.ray.callers import Callers, NodeOptions
+from horovodlike.ray.node_caller import NodeOptions
 from horovodlike.ray.rendezvous import WorkerJob, places_of
 from horovodlike.ray.strategy import Demand, order_by_node, room_for
 from horovodlike.ray.worker import WorkerFacts
@@ -64,6 +64,7 @@ def test_the_room_of_bundles():
         ({"min_workers": 1, "num_hosts": 1}, "Both `min_workers` and `num_hosts` provided"),
         ({"min_workers": 2, "max_workers": 1}, "max_workers must be >= 2: Got 1"),
         ({"min_workers": -1}, "min_workers must be >= 1: Got -1"),
+        ({"min_workers": 0}, "min_workers must be >= 1: Got 0"),
         ({"min_workers": 1, "reset_limit": -1}, "reset_limit=-1 cannot be used"),
         ({"min_workers": 1, "cooldown_range": [3]}, r"cooldown_range=\[3\] cannot be used"),
         ({"min_workers": 1, "elastic_timeout": "x"}, "elastic_timeout='x' cannot be used"),
@@ -96,15 +97,39 @@ def test_settings_of_elastic_jobs_have_horovods_names():
     with pytest.raises(ValueError, match="gpus_per_slot is set, but use_gpu is False"):
         ElasticRayExecutor(settings, gpus_per_slot=1)
     settings.max_num_proc = 1
-    with pytest.raises(ValueError, match="max_workers must be >= 2: Got 1"):
+    with pytest.raises(ValueError, match="max_num_proc must be >= 2: Got 1"):
         ElasticRayExecutor(settings)
+    with pytest.raises(ValueError, match="min_num_proc must be >= 1: Got 0"):
+        ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=0))
+    with pytest.raises(ValueError, match=r"cooldown_range=\[3\] cannot be used"):
+        ElasticRayExecutor(ElasticRayExecutor.create_settings(cooldown_range=[3]))
 
 
-def test_a_part_of_a_node_is_used_when_its_room_has_stayed_the_same():
-    callers = Callers(Demand(1, {"CPU": 2}), None, None, None, 1.0)
-    total = {"CPU": 4.0}
-    rooms = [(4.0, 0.0), (1.0, 1.0), (2.0, 1.5), (2.0, 3.4), (2.0, 3.6), (4.0, 4.0)]
-    assert [callers._room("a", {"CPU": free}, total, now) for free, now in rooms] == [2, 0, 0, 0, 1, 2]
+@pytest.mark.parametrize("create", [RayExecutor.create_settings, ElasticRayExecutor.create_settings])
+def test_settings_without_effect_are_named_where_they_are_given(create):
+    with pytest.warns(DeprecationWarning, match=r"create_settings\(\): ssh_identity_file has no effect") as warnings:
+        assert create(ssh_identity_file="key").ssh_identity_file == "key"
+    assert [each.filename for each in warnings] == [__file__]
+
+
+def test_settings_of_elastic_jobs_take_those_that_horovod_passes_on():
+    with pytest.warns(DeprecationWarning, match="ssh_port has no effect"):
+        ElasticRayExecutor.create_settings(ssh_port=22, prefix_output_with_timestamp=None)
+    with pytest.raises(TypeError, match=r"create_settings\(\) got an unexpected keyword argument 'max_num_procs'"):
+        ElasticRayExecutor.create_settings(max_num_procs=2)
+
+
+def test_workers_get_horovods_names_before_an_executable(monkeypatch):
+    class Adapter:
+        def start(self, executable, *_):
+            started.append(executable)
+
+    started = []
+    monkeypatch.setattr(runner, "named", lambda function: ("named", function))
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=1)
+    executor._kind = (Adapter,)
+    executor.start(dict)
+    assert started == [("named", dict)]
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -1,0 +1,232 @@
+"""The nodes of an elastic job without a cluster: which get workers, which leave, and what happens if that fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from horovodlike.launcher.errors import HostsError
+from horovodlike.ray import callers, elastic_adapter
+from horovodlike.ray.adapter import StartOptions
+from horovodlike.ray.callers import Callers, JobHosts
+from horovodlike.ray.elastic_adapter import ElasticAdapter, ElasticOptions
+from horovodlike.ray.node_choice import Node, Snapshot, Taken, seconds_to_leave
+from horovodlike.ray.strategy import Demand
+
+
+def seen(*nodes, taken=(), least=1, **rest):
+    return Snapshot([Node(*node) if isinstance(node, tuple) else node for node in nodes], taken, least, **rest)
+
+
+def test_nodes_with_room_get_workers_up_to_the_most():
+    assert seen(("a", "1", 2), ("b", "2", 3), ("c", "3", 0)).starts() == {"a": 2, "b": 3}
+    assert seen(("a", "1", 2), ("b", "2", 3), ("c", "3", 4), most=4).starts() == {"a": 2, "b": 2}
+    assert seen(("a", "1", 2), Node("b", "2", 3, is_sure=False)).starts() == {"a": 2}
+    assert seen(("a", "1", 2), ("b", "2", 3), resting={"a"}).starts() == {"b": 3}
+    assert seen(("a", "1", 2), ("b", "2", 3), taken=[Taken("a", 2)], most=3).starts() == {"b": 1}
+
+
+def test_a_node_that_joined_with_few_slots_gets_more_while_workers_are_missing():
+    few = seen(("a", "1", 3), taken=[Taken("a", 1)], least=4)
+    assert few.slots == 1 and few.starts() == {"a": 3}
+    assert replace(few, least=1).starts() == {}, "a job that runs is not disturbed"
+    assert seen(Node("a", "1", 3, is_sure=False), taken=[Taken("a", 1)], least=4).starts() == {}
+    new = seen(("a", "1", 3), ("b", "2", 3), taken=[Taken("a", 1)], least=4)
+    assert new.starts() == {"b": 3}, "a new node comes first"
+    assert replace(new, least=5).starts() == {"b": 3, "a": 3}
+
+
+def test_a_node_that_was_capped_gets_more_when_another_one_is_lost():
+    capped = seen(("a", "1", 0), ("b", "2", 1), taken=[Taken("a", 2), Taken("b", 1)], least=2, most=3)
+    assert capped.starts() == {}
+    lost = seen(("b", "2", 1), taken=[Taken("b", 1)], least=2, most=3)
+    assert lost.starts() == {"b": 1}
+    assert replace(lost, least=1).starts() == {}
+    leaving = replace(capped, nodes=[Node("a", "1", 0, is_draining=True), capped.nodes[1]])
+    assert leaving.slots == 1 and leaving.starts() == {"b": 1} and leaving.leaving() == {"a"}
+
+
+def test_limits_are_those_of_an_address():
+    nodes = ("a", "1", 2), ("b", "1", 2), ("c", "2", 2)
+    assert seen(*nodes, limits={"1": 3}).starts() == {"a": 2, "b": 1}
+    assert seen(*nodes, limits={"1": 3, "2": 1}, taken=[Taken("a", 2)]).starts() == {"b": 1, "c": 1}
+    assert seen(*nodes, limits={"1": 2}, taken=[Taken("a", 2, leaves=True)]).starts() == {}
+
+
+def test_nodes_that_are_unwanted_leave_once():
+    taken = [Taken("a", 2), Taken("b", 1), Taken("c", 1, leaves=True), Taken("gone", 1)]
+    nodes = ("a", "1", 0), Node("b", "2", 0, is_draining=True), Node("c", "3", 0, is_draining=True)
+    assert seen(*nodes, taken=taken).leaving() == {"b"}
+    assert seen(*nodes, taken=taken, limits={"2": 1}).leaving() == {"a", "b"}
+    assert seen(*nodes, limits={"2": 1, "3": 1}).starts() == {}
+
+
+def test_a_job_gives_up_only_when_all_nodes_with_room_have_refused():
+    nodes = ("a", "1", 2), ("b", "2", 2)
+    assert not seen(*nodes).is_hopeless(set())
+    assert not seen(*nodes).is_hopeless({"a"})
+    assert seen(*nodes).is_hopeless({"a", "b"})
+    assert not seen(*nodes, taken=[Taken("b", 2)]).is_hopeless({"a", "b"})
+    assert not seen(*nodes[1:]).is_hopeless({"a"}), "it was lost"
+    assert not seen().is_hopeless({"a"})
+    assert seen(("a", "1", 0), ("busy", "2", 0)).is_hopeless({"a"})
+    assert not seen(("a", "1", 0), Node("busy", "2", 0, is_sure=False)).is_hopeless({"a"}), "its room may change yet"
+    assert seen(*nodes, limits={"1": 2}).is_hopeless({"a"})
+
+
+def test_workers_get_the_time_that_ray_leaves():
+    now = 1e9
+    assert seconds_to_leave(0, now) == 30
+    assert seconds_to_leave(int((now + 120) * 1000), now) == 118
+    assert seconds_to_leave(int(now - 9) * 1000, now) == 5
+    assert seconds_to_leave(int(now + 9000) * 1000, now) == 300
+
+
+def made(**rest):
+    return Callers(Demand(1, {"CPU": 2}), None, None, None, 1.0, **rest)
+
+
+def test_a_part_of_a_node_is_used_when_its_room_has_stayed_the_same():
+    watcher = made()
+    rooms = [(4.0, 0.0), (1.0, 1.0), (2.0, 1.5), (2.0, 3.4), (2.0, 3.6), (4.0, 4.0)]
+    found = [watcher._room("a", {"CPU": free}, {"CPU": 4.0}, now) for free, now in rooms]
+    assert found == [(2, True), (0, False), (1, False), (1, False), (1, True), (2, True)]
+
+
+def test_the_room_beside_an_actor_counts_when_it_has_stayed_the_same_since_that_runs():
+    watcher = made()
+    caller = callers._Caller(None, "a", "a", 1, "not yet", 0.0)
+    watcher._callers["call"] = caller
+    assert [watcher._room("a", {"CPU": 4.0}, {"CPU": 4.0}, now) for now in (0.0, 3.0)] == [(2, False)] * 2
+    caller.started = None
+    assert [watcher._room("a", {"CPU": 4.0}, {"CPU": 4.0}, now)[1] for now in (3.5, 4.9, 5.1)] == [False, False, True]
+
+
+class Discovery:
+    """Answers with what it is told, or raises it."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def find_available_hosts_and_slots(self):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize("answer", [KeyError("no inventory"), None, {"1": "many"}])
+def test_an_error_of_the_discovery_at_the_first_look_ends_the_job(answer):
+    with pytest.raises(HostsError, match=r"the discovery Discovery cannot say which nodes may be used: \w+Error") as e:
+        made(discovery=Discovery(answer))._ask_discovery()
+    assert e.value.__cause__ is answer or not isinstance(answer, Exception)
+
+
+def test_later_errors_of_the_discovery_are_warnings(caplog):
+    watcher = made(discovery=Discovery({"1": 2}, KeyError("x"), KeyError("x"), {"1": 3}, KeyError("x")))
+    with caplog.at_level(logging.WARNING):
+        limits = []
+        for _ in range(5):
+            watcher._ask_discovery()
+            limits.append(watcher._limits)
+    assert limits == [{"1": 2}] * 3 + [{"1": 3}] * 2
+    warning = "the discovery Discovery cannot say which nodes may be used; they stay as they are: KeyError: 'x'"
+    assert [each.getMessage() for each in caplog.records] == [warning] * 2
+
+
+def replace_ray(monkeypatch, **functions):
+    monkeypatch.setattr(callers, "ray", SimpleNamespace(is_initialized=lambda: True, **functions))
+
+
+def test_a_job_that_is_over_starts_nothing_and_says_nothing(monkeypatch, caplog):
+    hosts = JobHosts("127.0.0.1")
+    watcher = Callers(Demand(1, {"CPU": 1}), None, hosts, None, 1.0)
+    watcher._callers["call"] = caller = callers._Caller(None, "a", "a", 1, None, 0.0)
+
+    def wait(calls, **_):  # the actor ends because the job does
+        hosts.note_end()
+        return calls, []
+
+    replace_ray(monkeypatch, wait=wait)
+    watcher.stop()
+    for _ in range(2):
+        watcher.watch()
+    hosts.close()
+    assert watcher._callers == {"call": caller} and not caplog.records
+
+
+def test_an_interrupt_does_not_keep_the_actors(monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    killed = []
+
+    def kill(handle):
+        killed.append(handle)
+        if handle == "b":
+            raise ConnectionError
+
+    replace_ray(monkeypatch, wait=interrupt, kill=kill)
+    watcher = made()
+    watcher._asked = SimpleNamespace(release=lambda: killed.append("group"))
+    for name in "abc":
+        watcher._callers[name] = callers._Caller(name, name, name, 1, None, 0.0)
+    with pytest.raises((KeyboardInterrupt, ConnectionError)):
+        watcher.close()
+    assert sorted(killed) == ["a", "b", "c", "group"]
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    """An adapter whose watcher fails at once, and whose end fails, too."""
+
+    class Failing:
+        def __init__(self, *_):
+            pass
+
+        def watch(self):
+            raise HostsError("no node of the cluster can take part")
+
+        def stop(self):
+            pass
+
+        def close(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(elastic_adapter, "Callers", Failing)
+    monkeypatch.setattr(elastic_adapter.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    return ElasticAdapter(Demand(1, {"CPU": 1}), StartOptions(5.0, 5.0), ElasticOptions())
+
+
+def test_an_end_that_fails_leaves_nothing(adapter):
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            adapter.run(int, (), {})
+    adapter.shutdown()
+
+
+def test_a_shutdown_before_the_call_has_hosts_ends_it(adapter, monkeypatch):
+    class Late(JobHosts):
+        def __init__(self, address):
+            super().__init__(address)
+            adapter.shutdown()
+
+    monkeypatch.setattr(elastic_adapter, "JobHosts", Late)
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) has ended the job"):
+            adapter.run(int, (), {})
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("share", "gpus"), [(True, 0), (False, 2)])
+def test_a_variable_of_the_driver_does_not_say_who_sees_which_gpus(adapter, monkeypatch, share, gpus):
+    asked = []
+    monkeypatch.setattr(elastic_adapter, "run", lambda *_, gpus_per_rank, **__: asked.append(gpus_per_rank))
+    adapter = ElasticAdapter(Demand(1, {"CPU": 1, "GPU": 2}), StartOptions(5.0, 5.0, None, share), ElasticOptions())
+    adapter._launch(int, (), {}, None)
+    assert asked == [gpus]

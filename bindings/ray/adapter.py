@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from horovodlike.ray.rendezvous import WorkerJob
 from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
 from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
 
-__all__ = ["StartOptions", "StaticAdapter", "ends_with"]
+__all__ = ["CLOSE_SECONDS", "StartOptions", "StaticAdapter", "ends_with"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_SECONDS = 0.1
+CLOSE_SECONDS = 20.0
+"""How long ``shutdown()`` waits for what it has ended."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class StaticAdapter:
         self._pending: dict[Any, int] = {}  # the ranks that have not answered the last call
         self._trouble = ""  # why no more calls can be made
         self._is_shut_down = False
+        self._starting = threading.RLock()  # held by start()
 
     def start(
         self,
@@ -80,36 +84,38 @@ class StaticAdapter:
         extra_env_vars: Mapping[str, Any] | None,
     ) -> None:
         """Reserve resources, start the workers, and tell each its rank. If that fails, nothing is left."""
-        deadline = time.monotonic() + self._options.placement_timeout
-        try:
-            self._reservation = reservation = reserve(self._demand)  # kept first: another thread may release it
-            self._session = _session()
-            self._check_shutdown()
-            reservation.wait(deadline)
-            self._workers = _start_workers(self._demand, reservation, deadline)
-            self._check_shutdown()  # it may not have seen them
-            self._job = WorkerJob.open(
-                [worker.facts.node for worker in self._workers],
-                "RayExecutor",
-                self._options.start_timeout,
-                self._options.network_interface,
-            )
-            gpus = visible_gpus([worker.facts for worker in self._workers], self._options.share_gpus)
-            extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
-            settings = zip(self._workers, self._job.variables, gpus, strict=True)
-            self._collect(
-                [
-                    worker.handle.set_up.remote(rank, {**variables, **({_VISIBLE: seen} if seen else {}), **extra})
-                    for rank, (worker, variables, seen) in enumerate(settings)
-                ]
-            )
-            if executable_cls is not None:
-                task = executable_cls, executable_args, executable_kwargs
-                self._collect([worker.handle.start_executable.remote(*task) for worker in self._workers])
-        except BaseException:
-            with contextlib.suppress(Exception):  # the first error says more
-                self.shutdown()
-            raise
+        extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        with self._starting:
+            try:
+                self._start_workers(extra)
+                if executable_cls is not None:
+                    task = executable_cls, executable_args, executable_kwargs
+                    self._collect([worker.handle.start_executable.remote(*task) for worker in self._workers])
+                self._check_shutdown()
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error says more
+                    self._end()
+                raise
+
+    def _start_workers(self, extra: Mapping[str, str]) -> None:
+        options, deadline = self._options, time.monotonic() + self._options.placement_timeout
+        self._session = _session()
+        self._reservation = reservation = reserve(self._demand)
+        self._check_shutdown()  # shutdown() may have come before there was something to release
+        reservation.wait(deadline)
+        self._workers = workers = _start_workers(self._demand, reservation, deadline)
+        self._check_shutdown()
+        facts = [worker.facts for worker in workers]
+        self._job = job = WorkerJob.open(
+            [each.node for each in facts], "RayExecutor", options.start_timeout, options.network_interface
+        )
+        settings = zip(workers, job.variables, visible_gpus(facts, options.share_gpus), strict=True)
+        self._collect(
+            [
+                worker.handle.set_up.remote(rank, {**variables, **({_VISIBLE: seen} if seen else {}), **extra})
+                for rank, (worker, variables, seen) in enumerate(settings)
+            ]
+        )
 
     def node(self) -> str:
         """Return the id of the Ray node of this process."""
@@ -159,6 +165,11 @@ class StaticAdapter:
     def shutdown(self) -> None:
         """Close the server, end the workers and release their resources. May be called again, and at any time."""
         self._is_shut_down = True
+        self._end()  # what there is; a start() that waits for it fails, and ends what it has made meanwhile
+        if self._starting.acquire(timeout=CLOSE_SECONDS):
+            self._starting.release()
+
+    def _end(self) -> None:
         workers, reservation, job = self._workers, self._reservation, self._job
         self._workers, self._reservation, self._job, self._pending, self._trouble = [], None, None, {}, ""
         with contextlib.ExitStack() as stack:  # one error does not keep the rest from its end
@@ -172,7 +183,7 @@ class StaticAdapter:
 
     def _check_shutdown(self) -> None:
         if self._is_shut_down:
-            raise RuntimeError("shutdown() has ended the start")
+            raise RuntimeError("shutdown() has ended the job")
 
     def _check(self) -> None:
         if self._trouble:
@@ -203,6 +214,7 @@ class StaticAdapter:
 
     def _collect(self, calls: Sequence[Any], poll: Callable[[], None] | None = None) -> list[Any]:
         """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""
+        workers = self._workers  # another thread's shutdown() ends them
         self._pending = pending = {call: rank for rank, call in enumerate(calls)}
         results: list[Any] = [None] * len(calls)
         failures = Failures()
@@ -219,17 +231,14 @@ class StaticAdapter:
                         self._lost(rank, error)
             if poll is not None:
                 poll()
+            self._check_shutdown()
             if pending and failures.may_leave():
-                self._leave(failures.errors, failures.cause()[1])
+                _leave([workers[rank] for rank in failures.errors], failures.cause()[1])
         if failures:
             if failures.end_the_job():  # those that have not failed would communicate with those that have
-                self._leave(range(len(calls)), failures.cause()[1])
-            self._raise(failures, sorted(pending.values()))
+                _leave(workers[: len(calls)], failures.cause()[1])
+            self._raise(failures, workers, sorted(pending.values()))
         return results
-
-    def _leave(self, ranks: Iterable[int], error: Exception) -> None:
-        for rank in ranks:
-            self._workers[rank].handle.leave.remote(described(error))  # does nothing if the worker is lost
 
     def _lost(self, rank: int, error: RayActorError) -> None:
         reason = f"rank {rank} is lost: {first_line(error)}"
@@ -237,20 +246,25 @@ class StaticAdapter:
         if self._job is not None:
             self._job.server.exited(rank, reason)
 
-    def _raise(self, failures: Failures, silent: Sequence[int]) -> None:
+    def _raise(self, failures: Failures, workers: Sequence[_Worker], silent: Sequence[int]) -> None:
         rank, error = failures.cause()
         if isinstance(error, RayActorError):
-            raise RankFailedError(f"rank {rank} is lost, {self._workers[rank]}: {error}", rank, -1) from error
+            raise RankFailedError(f"rank {rank} is lost, {workers[rank]}: {error}", rank, -1) from error
         if silent and is_consequence(error):
-            where = "; ".join(f"rank {each}: {self._workers[each]}" for each in silent)
+            where = "; ".join(f"rank {each}: {workers[each]}" for each in silent)
             self._trouble = f"{listed('rank', silent)} did not answer when others had failed"
             raise RankFailedError(
-                f"{listed('rank', silent)} of {len(self._workers)} did not answer for {SECONDS_TO_EXPLAIN:g} s after "
+                f"{listed('rank', silent)} of {len(workers)} did not answer for {SECONDS_TO_EXPLAIN:g} s after "
                 f"rank {rank} had failed with {first_line(error)} ({where})",
                 silent[0],
                 -1,
             ) from error
         raise error
+
+
+def _leave(workers: Iterable[_Worker], error: Exception) -> None:
+    for worker in workers:
+        worker.handle.leave.remote(described(error))  # does nothing if the worker is lost
 
 
 def _session() -> str | None:

@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5
 _SETTLED_SECONDS = 2.0
 """For how long a node must have had the same room before a part of it is used: Ray's numbers lag behind."""
 _ASK_SECONDS = 3 * _SETTLED_SECONDS
-"""For how long workers must have been missing before nodes are asked for, which takes room that may be settling."""
+"""How long workers must be missing before a placement group asks for nodes; it may take room that is still settling."""
 _BACKOFF_SECONDS = 5.0
 _LONGEST_BACKOFF_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
@@ -129,7 +129,7 @@ class Callers:
         self._troubles: dict[str, _Trouble] = {}  # by node
         self._asked: Reservation | None = None  # tells an autoscaler that nodes are missing
         self._short_since: float | None = None
-        self._said: dict[str, str] = {}  # by what cannot be asked: the last warning
+        self._said: dict[str, str] = {}  # by what is missing: the last warning
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -251,7 +251,7 @@ class Callers:
             code, reason = ray.get(call)
             is_well = not code or caller.leaves
         except Exception as error:  # it could not call in, or it is lost, perhaps with its node
-            reason, is_well = first_line(error), False
+            reason, is_well = first_line(error), caller.leaves
             is_lost = isinstance(error, RayActorError) and caller.started is None
         ray.kill(caller.handle)
         if is_well:
@@ -259,7 +259,8 @@ class Callers:
         count = self._troubles.get(caller.node, _Trouble()).count
         seconds = min(_BACKOFF_SECONDS * 2.0**count, _LONGEST_BACKOFF_SECONDS)
         self._troubles[caller.node] = _Trouble(count + 1, now + seconds, "" if is_lost else reason)
-        _logger.warning("node %s has left the job, and is not used for %g s: %s", caller.node, seconds, reason)
+        what = "node %s does not take part, and is not asked again for %g s: %s"
+        _logger.warning(what, caller.node, seconds, reason)
 
     def _end_late(self, now: float) -> None:
         """End the actors that Ray has not started in time."""
@@ -292,12 +293,14 @@ class Callers:
     def _ask_for_nodes(self, missing: int, now: float) -> None:
         """While there are fewer slots than the job needs, have a placement group wait for them: autoscalers see it."""
         self._short_since = None if missing <= 0 else self._short_since or now
-        if self._asked is not None and (missing <= 0 or self._asked.group.wait(0)):
+        if self._asked is not None and (missing != self._asked.demand.workers or self._asked.group.wait(0)):
             self._asked.release()
             self._asked, self._short_since = None, now
         elif self._asked is None and missing > 0 and now - (self._short_since or now) > _ASK_SECONDS:
             wanted = Demand(missing, self._demand.per_worker, use_current=False)
-            _logger.warning("waiting for resources: %s asked for, %s", wanted, offered())
+            if self._said.get("resources") != str(wanted):
+                _logger.warning("waiting for resources: %s asked for, %s", wanted, offered())
+            self._said["resources"] = str(wanted)
             self._asked = reserve(wanted)
 
 

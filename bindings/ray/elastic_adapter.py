@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import queue as queues
 import threading
@@ -17,17 +18,16 @@ import ray
 
 from horovodlike.launcher.errors import RankFailedError
 from horovodlike.launcher.run import run
-from horovodlike.ray.adapter import StartOptions, ends_with
+from horovodlike.ray.adapter import CLOSE_SECONDS, StartOptions, ends_with
 from horovodlike.ray.callers import Callers, JobHosts
 from horovodlike.ray.node_caller import NodeOptions
 from horovodlike.ray.ray_logger import LogQueue
 from horovodlike.ray.strategy import Demand, Reservation, offered, reserve
 
-__all__ = ["CLOSE_SECONDS", "ElasticAdapter", "ElasticOptions"]
+__all__ = ["ElasticAdapter", "ElasticOptions"]
 
+_logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
-CLOSE_SECONDS = 20.0
-"""How long :meth:`ElasticAdapter.shutdown` waits for what it has ended."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ElasticAdapter:
         self._elastic = elastic
         self._executable: tuple[Any, ...] | None = None
         self._variables: dict[str, str] = {}
-        self._busy = threading.RLock()  # held by start() and the calls
+        self._busy = threading.RLock()  # held by start() and the calls; a callback of a call may call shutdown()
         self._is_shut_down = False
         self._reservation: Reservation | None = None  # while start() runs
         self._hosts: JobHosts | None = None  # while a call runs
@@ -90,7 +90,7 @@ class ElasticAdapter:
             self._reservation = reservation = reserve(self._demand)
             stack.callback(setattr, self, "_reservation", None)
             stack.callback(reservation.release)
-            self._check()  # it may have come before there was something to release
+            self._check()  # shutdown() may have come before there was something to release
             reservation.wait(time.monotonic() + self._elastic.elastic_timeout, "a greater elastic_timeout")
 
     def node(self) -> str:
@@ -127,24 +127,28 @@ class ElasticAdapter:
         return self._run(_call_with, (self._executable, fn), {}, queue, poll)
 
     def cancel(self) -> None:
-        """End :meth:`start` or the call that runs with a RuntimeError. May be called by any thread."""
+        """End :meth:`start` or the call that runs soon, with a RuntimeError. May be called by any thread."""
         if (reservation := self._reservation) is not None:
             reservation.release()
         if (hosts := self._hosts) is not None:
             hosts.cancel()
-        if self._busy.acquire(timeout=CLOSE_SECONDS):
-            self._busy.release()
 
     def shutdown(self) -> None:
         """End what runs, and all that is called later. May be called again, and by any thread."""
         self._is_shut_down = True
         self.cancel()
+        if self._busy.acquire(timeout=CLOSE_SECONDS):
+            self._busy.release()
+        else:
+            kind = type(self._elastic.discovery).__name__
+            why = "" if self._elastic.discovery is None else f"; the discovery {kind} may not have answered"
+            _logger.warning("the job has not ended within %g s of shutdown()%s", CLOSE_SECONDS, why)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other threads from a start or a call, and :meth:`shutdown` waiting for its end."""
         if self._hosts is not None or not self._busy.acquire(blocking=False):
-            raise RuntimeError("another thread runs a call: wait until it ends, or call shutdown()")
+            raise RuntimeError("a call of this executor runs: wait until it has ended, or call shutdown()")
         try:
             self._check()
             yield
@@ -167,7 +171,7 @@ class ElasticAdapter:
             self._hosts = hosts = JobHosts(ray.util.get_node_ip_address())
             stack.callback(setattr, self, "_hosts", None)
             stack.callback(hosts.close)
-            self._check()  # it may have come before there was something to cancel
+            self._check()  # shutdown() may have come before there was something to cancel
             callers = self._callers(hosts)
             stack.callback(callers.close)
             pool = stack.enter_context(ThreadPoolExecutor(2, "horovodlike-ray"))

@@ -76,4 +76,5 @@ def described(error: Exception) -> Exception:
 
 def first_line(error: Exception) -> str:
     """Return the class of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(described(error)).strip().splitlines()[0] if str(error).strip() else ''}"
+    lines = str(described(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from horovodlike.ray.adapter import ends_with
-from horovodlike.ray.elastic_adapter import CLOSE_SECONDS, ElasticAdapter
+from horovodlike.ray.adapter import CLOSE_SECONDS, ends_with
+from horovodlike.ray.elastic_adapter import ElasticAdapter
 
 __all__ = ["LocalAdapter", "RemoteAdapter"]
 
@@ -62,7 +62,7 @@ class RemoteAdapter:
 
     @contextlib.contextmanager
     def _result(self, method: str, arguments: tuple[Any, ...]) -> Iterator[Any]:
-        """Begin a call; end it if the caller does not wait for it, as in this process a call of an elastic job ends."""
+        """Begin a call; if the caller stops waiting for it, end the call of an elastic job."""
         result = getattr(self._actor, method).remote(*arguments)
         try:
             yield result

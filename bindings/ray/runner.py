@@ -130,7 +130,7 @@ class RayExecutor:
             raise ValueError("Both `min_workers` and `num_workers` provided.")
         if min_workers and num_hosts:
             raise ValueError("Both `min_workers` and `num_hosts` provided.")
-        is_elastic = bool(min_workers) or (min_workers is not None and num_workers is None and num_hosts is None)
+        is_elastic = min_workers is not None and not num_workers and not num_hosts
         if not is_elastic and (num_workers is None) == (num_hosts is None):
             raise ValueError("Either num_workers or num_hosts must be given, and not both.")
         per_worker = {"CPU": at_least(0, "cpus_per_worker", cpus_per_worker)}

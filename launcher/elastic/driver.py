@@ -419,7 +419,7 @@ class Driver(Supervisor):
         self._close_server()
 
     def _end_in(self, seconds: float) -> None:
-        """Have the workers end by themselves for so long; from now on the job is over."""
+        """Give the workers this long to end by themselves; the job is over from now on."""
         self._ending_at = time.monotonic() + seconds
         if self._called is not None:
             self._called.note_end()

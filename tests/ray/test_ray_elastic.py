@@ -233,11 +233,9 @@ def test_a_start_that_is_shut_down_is_an_error_soon(cluster, kind):
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(executor.start)
         wait_until(lambda: executor._adapter is not None and executor._adapter._adapter._reservation is not None)
-        began = time.monotonic()
         executor.shutdown()
         with pytest.raises(RuntimeError, match=r"shutdown\(\) has ended the start"):
-            job.result(20)
-    assert time.monotonic() - began < 2
+            job.result(BOUND_S)
     wait_until(lambda: {each["state"] for each in ray.util.placement_group_table().values()} == {"REMOVED"})
 
 
@@ -446,9 +444,8 @@ try:
     executor.start()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-assert set(states()) == {"REMOVED"}, states()
 end = time.monotonic() + 20
-while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+while set(states()) != {"REMOVED"} or ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
     assert time.monotonic() < end, "something is left"
     time.sleep(0.1)
 """

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -71,6 +73,18 @@ def started(**arguments) -> Iterator[RayExecutor]:
         yield executor
     finally:
         executor.shutdown()
+
+
+@pytest.mark.slow
+def test_a_call_that_is_shut_down_by_another_thread_is_an_error(cluster):
+    logged = threading.Event()
+    with started(num_workers=2) as executor, ThreadPoolExecutor(1) as pool:
+        words = sum_until_a_rank_dies, [None, "never"]
+        job = pool.submit(executor.run, *words, callbacks=[lambda _: logged.set()])
+        assert logged.wait(60)
+        executor.shutdown()
+        with pytest.raises(RuntimeError, match=r"shutdown\(\) has ended the job"):
+            job.result(60)
 
 
 @pytest.mark.slow

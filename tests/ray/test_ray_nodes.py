@@ -8,10 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError, RayTaskError
 
 from horovodlike.launcher.errors import HostsError
 from horovodlike.ray import callers, elastic_adapter
-from horovodlike.ray.adapter import StartOptions
+from horovodlike.ray.adapter import CLOSE_SECONDS, StartOptions
 from horovodlike.ray.callers import Callers, JobHosts
 from horovodlike.ray.elastic_adapter import ElasticAdapter, ElasticOptions
 from horovodlike.ray.node_choice import Node, Snapshot, Taken, seconds_to_leave
@@ -159,6 +160,31 @@ def test_a_job_that_is_over_starts_nothing_and_says_nothing(monkeypatch, caplog)
     assert watcher._callers == {"call": caller} and not caplog.records
 
 
+def test_a_node_whose_actor_ends_rests(monkeypatch, caplog):
+    def get(call):
+        if isinstance(call, Exception):
+            raise call
+        return call
+
+    watcher = made()
+    replace_ray(monkeypatch, get=get, kill=lambda _: None)
+
+    def end(call, node, started=None, leaves=False):
+        watcher._callers[call] = callers._Caller(None, node, node, 1, started, 0.0, leaves)
+        watcher._take_end(call, 100.0)
+        return watcher._troubles.get(node)
+
+    assert end((0, ""), "well") is None
+    assert end((143, "drained"), "leaves", leaves=True) is None
+    assert end(RayActorError(), "leaves", leaves=True) is None
+    assert end((1, "wrong key"), "refuses") == callers._Trouble(1, 105.0, "wrong key")
+    assert end((1, "wrong key"), "refuses") == callers._Trouble(2, 110.0, "wrong key")
+    assert end(RayActorError(), "lost") == callers._Trouble(1, 105.0, "")
+    assert end(RayActorError(), "never started", started="not yet").refusal
+    assert end(RayTaskError("call_in", "", MemoryError()), "full").refusal == "RayTaskError: "
+    assert not watcher._callers and len(caplog.records) == 5
+
+
 def test_an_interrupt_does_not_keep_the_actors(monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -220,7 +246,7 @@ def test_a_shutdown_before_the_call_has_hosts_ends_it(adapter, monkeypatch):
         began = time.monotonic()
         with pytest.raises(RuntimeError, match=r"shutdown\(\) has ended the job"):
             adapter.run(int, (), {})
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < CLOSE_SECONDS / 2, "it waited for itself"
 
 
 @pytest.mark.parametrize(("share", "gpus"), [(True, 0), (False, 2)])

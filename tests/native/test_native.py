@@ -45,7 +45,7 @@ TAKE_LONG |= {"negotiate_race_test", "stall_test"}
 
 
 def of_build(build, *more):
-    """Parameters of a test; `make test-slow` runs those of builds with sanitizers, `make test-aarch64` those of qemu."""
+    """Parameters of a test: `make test-slow` runs builds with sanitizers, `make test-aarch64` those for qemu."""
     if build == "aarch64":
         return pytest.param(build, *more, marks=pytest.mark.aarch64)
     is_slow = build in SANITIZERS or any(test.stem in TAKE_LONG for test in more)

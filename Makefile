@@ -44,14 +44,14 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which are only for test-all
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands, and the core under sanitizers
+test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands
 	$(PYTEST) -m slow
 
-test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters
+test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, and the core under sanitizers
 	$(PYTEST) --thorough
 
-sanitize: $(STAMPS)/dev ## of test-slow, the tests of the core under ThreadSanitizer and AddressSanitizer
-	$(PYTEST) -m slow -k 'address or thread' tests/native
+sanitize: $(STAMPS)/dev ## run the tests of the core under ThreadSanitizer and AddressSanitizer
+	$(PYTEST) --thorough -m thorough tests/native
 
 test-aarch64: $(STAMPS)/dev $(PACKAGING)/stamp ## compile the tests of the core for aarch64, and run them in qemu
 	$(PYTEST) -m aarch64 -v tests/native

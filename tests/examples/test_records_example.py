@@ -20,7 +20,7 @@ def test_it_writes_the_records_once_and_learns_them_with_any_number_of_ranks(tmp
     environment["OMP_NUM_THREADS"] = "1"
     report = tmp_path / "report.json"
     shards = {}
-    for size in (2, 1):
+    for size in (2, 3):
         command = [HVDRUN, "-np", size, sys.executable, SCRIPT, "--folder", tmp_path / "digits", "--report", report]
         done = subprocess.run(
             [str(word) for word in command], capture_output=True, text=True, env=environment, timeout=120, check=False
@@ -29,4 +29,4 @@ def test_it_writes_the_records_once_and_learns_them_with_any_number_of_ranks(tmp
         result = json.loads(report.read_text())
         assert result["size"] == size and result["accuracy"] > 0.93
         shards[size] = {file: file.stat().st_mtime_ns for file in (tmp_path / "digits" / "train").glob("*.parquet")}
-    assert len(shards[2]) == 6 and shards[2] == shards[1]
+    assert len(shards[2]) == 6 and shards[2] == shards[3]

@@ -45,11 +45,12 @@ TAKE_LONG |= {"negotiate_race_test", "stall_test"}
 
 
 def of_build(build, *more):
-    """Parameters of a test: `make test-slow` runs builds with sanitizers, `make test-aarch64` those for qemu."""
+    """Parameters of a test; `make sanitize` runs those of builds with sanitizers, `make test-aarch64` those of qemu."""
     if build == "aarch64":
         return pytest.param(build, *more, marks=pytest.mark.aarch64)
-    is_slow = build in SANITIZERS or any(test.stem in TAKE_LONG for test in more)
-    return pytest.param(build, *more, marks=[pytest.mark.slow] if is_slow else [])
+    if build in SANITIZERS:
+        return pytest.param(build, *more, marks=pytest.mark.thorough)
+    return pytest.param(build, *more, marks=[pytest.mark.slow for test in more if test.stem in TAKE_LONG])
 
 
 without_threads = pytest.mark.parametrize(

@@ -162,7 +162,7 @@ void check_cut_off(const std::vector<int>& hosts, int victim, Kind kind, int64_t
     if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(victim)]) return;
     CHECK_HAS(status.message(), "rank " + std::to_string(victim) + " on host");
   });
-  for (uint64_t time : failed_at) CHECK(time - cut.at < 5 * kSecond);
+  for (uint64_t time : failed_at) CHECK(time - cut.at < kSecond);
 }
 
 // At the root of the tree, with hosts below it, and at a leaf; and one that shares its host.

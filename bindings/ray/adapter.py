@@ -87,7 +87,7 @@ class StaticAdapter:
         extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
         with self._starting:
             try:
-                self._start_workers(extra)
+                self._set_up(extra)
                 if executable_cls is not None:
                     task = executable_cls, executable_args, executable_kwargs
                     self._collect([worker.handle.start_executable.remote(*task) for worker in self._workers])
@@ -97,7 +97,7 @@ class StaticAdapter:
                     self._end()
                 raise
 
-    def _start_workers(self, extra: Mapping[str, str]) -> None:
+    def _set_up(self, extra: Mapping[str, str]) -> None:
         options, deadline = self._options, time.monotonic() + self._options.placement_timeout
         self._session = _session()
         self._reservation = reservation = reserve(self._demand)

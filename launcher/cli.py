@@ -322,6 +322,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         bind_to=Binding(arguments.bind_to),
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
+        fold=not arguments.no_fold,
         verbose=arguments.verbose,
         compat=arguments.compat,
         mpi=arguments.mpi,

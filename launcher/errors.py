@@ -1,6 +1,6 @@
 """The launcher's exceptions, and the wording of its messages for numbers and given values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class UsageError(ValueError):
@@ -39,6 +39,17 @@ def counted(number: int, noun: str) -> str:
 def listed(noun: str, numbers: Sequence[int]) -> str:
     """Return a noun with its numbers: ``rank 1``, ``ranks 1, 2``."""
     return f"{noun}{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers, with those that follow each other as ranges: ``0,2-5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def given(name: str, value: object) -> str:

@@ -120,6 +120,9 @@ OPTIONS: tuple[Option, ...] = (
            "go on when one of them is lost, for ParameterServer(..., replicas=1)", action=_SWITCH),
     Option("timestamps", ("-prefix-timestamp", "--prefix-output-with-timestamp"),
            "begin each line of output with the time", action=_SWITCH),
+    Option("no_fold", ("--no-fold",),
+           "show every line of each rank, also on a terminal, where lines that ranks share are otherwise shown once",
+           action=_SWITCH),
     Option("bind_to", ("--bind-to",),
            "core: an equal share of the physical cores for each rank; numa: ranks are spread over the NUMA nodes; "
            "none: the system decides (default)",

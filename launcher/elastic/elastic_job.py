@@ -90,7 +90,7 @@ class ElasticLaunch(Launch):
             look_every=self._look_every,
             called=self._called,
         )
-        self._stack.callback(self._writer.close, lambda: self._driver.abandoned)
+        self._stack.callback(self._close_output, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)
         if self._hosts is not None:
             self._stack.callback(self._hosts.close)  # runs first, so that a closed driver gets no hosts

@@ -115,6 +115,7 @@ class JobSpec:
         gpus_per_rank: How many GPUs each rank gets for itself; 0 leaves that to the environment.
         output_directory: A folder for a copy of each rank's output, or None.
         timestamps: Whether each line of output begins with the time.
+        fold: Whether lines that several ranks write to a terminal within a short time are shown once.
         verbose: Whether decisions are explained on standard error.
         compat: Whether the command is a Python program that imports ``horovod``.
         mpi: Whether MPI's mpirun starts the ranks.
@@ -145,6 +146,7 @@ class JobSpec:
     gpus_per_rank: int = 0
     output_directory: str | None = None
     timestamps: bool = False
+    fold: bool = False
     verbose: bool = False
     compat: bool = False
     mpi: bool = False

@@ -77,9 +77,17 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
             while self._watch(selector):
-                for key, _ in selector.select(self._timeout()):
+                for key, _ in selector.select(self._shorter(self._timeout())):
                     key.data()
+                self._output.show_due()
                 self._react(selector)
+
+    def _shorter(self, timeout: float | None) -> float | None:
+        """Shorten a wait so that no line of output waits longer than it should."""
+        if (deadline := self._output.deadline) is None:
+            return timeout
+        left = max(0.0, deadline - time.monotonic())
+        return left if timeout is None else min(left, timeout)
 
     def _watch(self, selector: selectors.BaseSelector) -> bool:
         """Register what the loop waits for; return False when the job is over."""

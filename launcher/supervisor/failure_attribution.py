@@ -8,6 +8,8 @@ from dataclasses import dataclass
 SETTLE_S = 2.0
 """How long the other ranks have, after the first failure, to notice it and to end by themselves."""
 
+TRACEBACK = b"Traceback (most recent call last):"
+"""The first line of a traceback."""
 _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
 _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, the line below the indented ones
@@ -61,7 +63,12 @@ def is_consequence(failure: Failure) -> bool:
     raised = [
         line for above, line in zip(lines, lines[1:], strict=False) if above[:1] == b" " and _EXCEPTION.match(line)
     ]
-    return any(_CONSEQUENCE.match(line) for line in (raised or lines)[-1:])
+    return any(map(tells_of_lost_peer, (raised or lines)[-1:]))
+
+
+def tells_of_lost_peer(line: bytes) -> bool:
+    """Return True if a line is that of an exception which a rank raises because a peer has gone."""
+    return _CONSEQUENCE.match(line) is not None
 
 
 def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:
@@ -85,12 +92,21 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
     return None, "the ranks that failed have lost a peer, whose end is awaited" if failures else "no rank has failed"
 
 
-def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
-    """Describe a failure, line by line; ``noun`` is ``worker`` in an elastic job."""
+def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) -> list[bytes]:
+    """Describe a failure, line by line.
+
+    Args:
+        failure: The failure.
+        noun: The noun for a process: ``worker`` in an elastic job.
+        is_above: The lines just above on the screen are the traceback, which is not repeated.
+    """
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]
-    lines = [f"{what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]
+    if is_above:
+        lines = [f"{what}; its traceback is above".encode()]
+    else:
+        lines = [f"{what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]
     waited_for = _LEFT_EARLY.search(failure.last_lines[-1])
     return lines if waited_for is None else [b"hvdrun: " + waited_for[0] + b", and others waited for it", *lines]
 

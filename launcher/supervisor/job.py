@@ -98,6 +98,9 @@ class Job(Supervisor):
         """Run until no process of the ranks is left; return the outcome."""
         self._connections.forgive_silence()
         self._loop()
+        if (failure := self._outcome.failure) is not None:
+            is_above = self._output.ends_with_traceback_of(failure.rank)
+            self._output.say(*failure_attribution.describe(failure, is_above=is_above))
         return self._outcome
 
     def drain(self) -> Outcome:
@@ -253,6 +256,10 @@ class Job(Supervisor):
             self._ended = True
             if self._running:
                 self._explain(f"ending {', '.join(map(self._name, sorted(self._running)))}")
+            if (failure := self._outcome.failure) is not None and self._a_rank_runs():
+                how = failure_attribution.how_it_ended(failure.rank, failure.pid, failure.status, failure.host)
+                others = counted(len([*filter(self._is_rank, self._running)]), "rank")
+                self._output.say(f"hvdrun: ending {others} that still run, since {how}")
             self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _end_servers(self) -> None:
@@ -276,7 +283,6 @@ class Job(Supervisor):
         self._outcome.failure = failure
         self._outcome.exit_code = failure_attribution.exit_code(failure.status)
         self._explain(reason)
-        self._output.say(*failure_attribution.describe(failure))
 
     def _explain(self, text: str) -> None:
         if self._verbose:

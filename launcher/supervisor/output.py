@@ -1,144 +1,45 @@
-"""The output of the ranks: to the screen with a prefix, to files unchanged; and the last lines of each rank.
-
-A :class:`Printer` separates the output of many ranks on one screen. It is pure: bytes in, bytes out. No line ever mixes
-the bytes of two ranks. A carriage return ends a line as far as prefixes are concerned. On a terminal, text before or
-after a carriage return (a progress bar) is *transient*: it stays on the lowest line, the next transient text overwrites
-it, and when other lines are printed, it is drawn again below them.
-"""
+"""The output of the ranks: to the screen with a prefix, to files unchanged; and the last lines of each rank."""
 
 import os
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from horovodlike.launcher.agent.protocol import FrameKind
-from horovodlike.launcher.errors import UsageError, given
+from horovodlike.launcher.errors import UsageError, given, ranges
+from horovodlike.launcher.supervisor.failure_attribution import TRACEBACK
+from horovodlike.launcher.supervisor.fold import Block, Fold
+from horovodlike.launcher.supervisor.printer import Printer
 from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
-
-LONGEST_PARTIAL = 64 * 1024
-"""The most bytes without an end of line that are buffered; more are written without waiting for the end."""
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
-_ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-_ERASE = b"\r\x1b[K"
-
-
-class Printer:
-    """The state of one screen or file: unfinished lines, and how the last output ended.
-
-    A *key* names a source, that is one stream of one rank.
-    """
-
-    def __init__(self, *, terminal: bool = False, columns: Callable[[], int] = lambda: 80) -> None:
-        """Make a printer for a fresh line.
-
-        Args:
-            terminal: The output understands cursor movements.
-            columns: Returns the width of the terminal; called for each transient line.
-        """
-        self._terminal = terminal
-        self._columns = columns
-        self._held: dict[Hashable, bytes] = {}
-        self._open: Hashable = None  # the source of the last output, if that did not end with a newline
-        self._open_is_long = False  # ... since the line is too long to be buffered
-        self._overwritten: dict[Hashable, bytes] = {}  # the last text before a carriage return, until the next newline
-        self._shown: tuple[Hashable, bytes] | None = None  # the transient line on the terminal
-
-    def add(self, key: Hashable, prefix: bytes, data: bytes) -> bytes:
-        """Take the bytes that a source has written; return the bytes to write to the screen or file."""
-        text = self._held.pop(key, b"") + data
-        # A carriage return at the very end may be the first half of a line end.
-        cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
-        if len(text) - cut > LONGEST_PARTIAL:
-            cut = len(text)
-            if self._terminal:
-                text, cut = text + b"\n", cut + 1
-        if cut < len(text):
-            self._held[key] = text[cut:]
-        if self._terminal:
-            return self._on_terminal(key, prefix, text[:cut])
-        return self._in_file(key, prefix, text[:cut])
-
-    def finish(self, key: Hashable, prefix: bytes) -> bytes:
-        """End a source: its unfinished text becomes a line; return the bytes to write."""
-        rest = self._held.pop(key, b"").rstrip(b"\r") or (self._overwritten.get(key, b"") if self._terminal else b"")
-        if rest:
-            return self.add(key, prefix, rest + b"\n")
-        if self._open == key and self._open is not None:
-            self._open = None
-            return b"\n"
-        return b""
-
-    def _in_file(self, key: Hashable, prefix: bytes, whole: bytes) -> bytes:
-        if b"\r" in whole:
-            body = b"".join(prefix + line for line in _LINE.findall(whole) if line != b"\r")
-        elif whole:
-            body = prefix + whole[:-1].replace(b"\n", b"\n" + prefix) + whole[-1:]
-        else:
-            body = b""
-        if not body:
-            return b""
-        if self._open is not None and self._open != key:
-            body = b"\n" + body
-        elif self._open is not None and self._open_is_long:
-            body = body[len(prefix) :]
-        self._open = None if body.endswith(b"\n") else key
-        self._open_is_long = not body.endswith((b"\n", b"\r"))
-        return body
-
-    def _on_terminal(self, key: Hashable, prefix: bytes, whole: bytes) -> bytes:
-        kept = []
-        if b"\r" in whole:
-            for line in _LINE.findall(whole):
-                text = line.rstrip(b"\r\n")
-                if line.endswith(b"\n"):
-                    kept.append(prefix + (text or self._overwritten.pop(key, b"")) + b"\n")
-                    self._overwritten.pop(key, None)
-                else:
-                    self._overwritten[key] = text or self._overwritten.get(key, b"")
-        elif whole:
-            kept.append(prefix + whole[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
-            self._overwritten.pop(key, None)
-        return self._show(key, prefix, b"".join(kept))
-
-    def _show(self, key: Hashable, prefix: bytes, lines: bytes) -> bytes:
-        """Return the bytes that print lines above the transient one and redraw that one."""
-        before = self._shown
-        held = self._held.get(key, b"")
-        if key in self._overwritten or held.endswith(b"\r"):
-            text = held.rstrip(b"\r") or self._overwritten.get(key, b"")
-            self._shown = (key, prefix + self._fit(text, prefix)) if text else self._shown
-        elif before is not None and before[0] == key:
-            self._shown = None
-        if not lines and self._shown == before:
-            return b""
-        after = self._shown[1] if self._shown is not None else b""
-        return (_ERASE if before is not None else b"") + lines + after
-
-    def _fit(self, text: bytes, prefix: bytes) -> bytes:
-        """Cut a transient line so that it can be erased; one with escape sequences is left as it is."""
-        if b"\x1b" in text:
-            return text
-        room = self._columns() - len(_ESCAPE.sub(b"", prefix)) - 1
-        if len(text) <= room:
-            return text
-        return text.decode(errors="replace")[: max(0, room)].encode()
-
 
 LAST_LINES = 20
 _TAIL_BYTES = 32 * 1024
+_LED_TO = (b"another exception occurred:", b"the direct cause of the following exception:")
 _NAMES = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 # Six hues twice; neither black nor white, which a terminal may have as its background.
 _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 
 
 def last_lines(tail: bytes, count: int = LAST_LINES) -> tuple[bytes, ...]:
-    """Return the last lines of a stream, without text that a carriage return has made invisible."""
+    """Return the last lines of a stream, without text that a carriage return has made invisible.
+
+    They are more than ``count`` if a traceback among the last lines, or one that led to it, begins before.
+    """
     lines = [re.split(rb"\r+", line.rstrip(b"\r"))[-1] for line in tail.rstrip(b"\r\n").split(b"\n")]
-    return tuple(lines[-count:]) if any(lines) else ()
+    if not any(lines):
+        return ()
+    first = max(0, len(lines) - count)
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index] == TRACEBACK:
+            first = min(first, index)
+            if not any(line.endswith(_LED_TO) for line in lines[max(0, index - 2) : index]):
+                break
+    return tuple(lines[first:])
 
 
 def server_of(number: int, num_ranks: int | None) -> int | None:
@@ -159,11 +60,13 @@ class Screen:
         write: The function that writes bytes to it.
         printer: Its state; shared by standard output and error if they lead to the same place.
         coloured: Prefixes have colours.
+        is_terminal: A person looks at it; neither a file nor a pipe.
     """
 
     write: Write
     printer: Printer
     coloured: bool
+    is_terminal: bool = False
 
     @classmethod
     def pair(
@@ -182,7 +85,7 @@ class Screen:
             return cls(_discard, Printer(terminal=False), coloured=False)
         terminal = stream.isatty() and environ.get("TERM", "dumb") != "dumb"
         printer = Printer(terminal=terminal, columns=lambda: _columns(stream))
-        return cls(byte_writer(stream), printer, terminal and not environ.get("NO_COLOR"))
+        return cls(byte_writer(stream), printer, terminal and not environ.get("NO_COLOR"), stream.isatty())
 
 
 def _discard(data: bytes) -> None:
@@ -294,6 +197,7 @@ class RankOutput:
         timestamps: bool = False,
         num_ranks: int | None = None,
         clock: Callable[[], float] = time.time,
+        fold: Fold | None = None,
     ) -> None:
         """Take the targets of the output.
 
@@ -304,6 +208,7 @@ class RankOutput:
             timestamps: Each line begins with the time.
             num_ranks: As for :func:`server_of`.
             clock: Returns the time of the output that is being added, in seconds since 1970.
+            fold: What several ranks write to a terminal is shown once; None shows all that each rank writes.
         """
         self._screens = screens
         self._writer = writer
@@ -311,6 +216,8 @@ class RankOutput:
         self._timestamps = timestamps
         self._num_ranks = num_ranks
         self._clock = clock
+        self._fold = fold
+        self._lowest: Block | None = None  # the last of what the ranks have written on a terminal, if all is shown
         self._tails: dict[int, bytes] = {}
 
     @property
@@ -337,6 +244,7 @@ class RankOutput:
 
     def drain(self, give_up: Callable[[], bool]) -> None:
         """Wait until all output so far is on the screen; see :meth:`Writer.drain`."""
+        self.flush()
         self._writer.drain(give_up)
 
     def expect(self, rank: int) -> None:
@@ -354,13 +262,40 @@ class RankOutput:
             self.say(f"hvdrun: {trouble}; the job goes on without that file")
         if stream is FrameKind.STDERR:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
-        screen = self._screens[stream]
-        self._writer.put(screen.write, screen.printer.add((rank, stream), self._prefix(rank, stream), data))
+        if self._fold is not None and self._is_folded(rank, stream):
+            self._show(self._fold.add(rank, stream, data, time.monotonic()))
+        else:
+            self._put((rank,), stream, data)
 
     def finish(self, rank: int) -> None:
         """Write out the unfinished lines of a rank that has ended."""
+        if self._fold is not None and server_of(rank, self._num_ranks) is None:
+            self._show(self._fold.finish(rank, time.monotonic()))
         for stream, screen in self._screens.items():
-            self._writer.put(screen.write, screen.printer.finish((rank, stream), self._prefix(rank, stream)))
+            if not self._is_folded(rank, stream):
+                prefix = self._prefix((rank,), stream)
+                self._writer.put(screen.write, screen.printer.finish((rank, stream), prefix))
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call :meth:`show_due` at the latest, as a value of ``time.monotonic()``; None while no line waits."""
+        return None if self._fold is None else self._fold.deadline
+
+    def show_due(self) -> None:
+        """Show the lines that have waited long enough for the same lines of other ranks."""
+        if self._fold is not None:
+            self._show(self._fold.due(time.monotonic()))
+
+    def flush(self) -> None:
+        """Show all lines that wait for the same lines of other ranks."""
+        if self._fold is not None:
+            self._show(self._fold.flush())
+
+    def ends_with_traceback_of(self, rank: int) -> bool:
+        """Return whether the last lines on the screen are a traceback that a rank has written to standard error."""
+        self.flush()
+        lowest = self._lowest
+        return lowest is not None and lowest.traceback and lowest.stream is FrameKind.STDERR and rank in lowest.ranks
 
     def keep_last_lines(self, rank: int, data: bytes) -> None:
         """Store the last lines of standard error of a rank whose output goes to the screen of another node."""
@@ -372,15 +307,32 @@ class RankOutput:
 
     def say(self, *lines: str | bytes) -> None:
         """Write lines of the launcher itself to standard error."""
+        self.flush()
+        self._lowest = None
         data = b"".join((line.encode(errors="replace") if isinstance(line, str) else line) + b"\n" for line in lines)
         screen = self._screens[FrameKind.STDERR]
         self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))
 
-    def _prefix(self, rank: int, stream: FrameKind) -> bytes:
-        server = server_of(rank, self._num_ranks)
-        text = f"[{rank if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
+    def _is_folded(self, rank: int, stream: FrameKind) -> bool:
+        is_rank = server_of(rank, self._num_ranks) is None
+        return self._fold is not None and is_rank and self._screens[stream].is_terminal
+
+    def _show(self, blocks: Sequence[Block]) -> None:
+        for (ranks, stream), alike in groupby(blocks, lambda block: (tuple(sorted(block.ranks)), block.stream)):
+            self._put(ranks, stream, b"".join(block.text for block in alike))
+        self._lowest = blocks[-1] if blocks else self._lowest
+
+    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes) -> None:
+        self._lowest = None
+        screen = self._screens[stream]
+        key = (ranks[0] if len(ranks) == 1 else ranks, stream)
+        self._writer.put(screen.write, screen.printer.add(key, self._prefix(ranks, stream), data))
+
+    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind) -> bytes:
+        server = server_of(ranks[0], self._num_ranks)
+        text = f"[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._timestamps:
             text = time.ctime(self._clock()) + text
         if self._screens[stream].coloured:
-            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+            text = f"\x1b[{_COLOURS[ranks[0] % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from horovodlike.launcher.supervisor.agent_startup import (
     start_agents,
     start_message,
 )
+from horovodlike.launcher.supervisor.fold import Fold
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.supervisor.writer import Writer
@@ -95,13 +96,21 @@ class Launch:
         self._writer = Writer(self._wakeup.set)
         screens = Screen.pair(sys.stdout, sys.stderr, self._environ)
         self._num_ranks = self._spec.num_proc if self._spec.servers else None
-        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps, self._num_ranks)
+        fold = None
+        if self._spec.fold:
+            fold = Fold(self._spec.num_proc if self._spec.elastic is None else None)
+        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps, self._num_ranks, fold=fold)
+
+    def _close_output(self, abandoned: Callable[[], bool]) -> None:
+        """Wait until all output is written, unless the job is abandoned."""
+        self._output.flush()
+        self._writer.close(abandoned)
 
     def _attach(self, supervisor: Supervisor) -> None:
         """Pass signals to the supervisor from now on; in the end wait for the writer, unless the job is abandoned."""
         if self._take_signals:
             self._stack.enter_context(SignalHandler(supervisor.interrupt, self._wakeup))
-        self._stack.callback(self._writer.close, lambda: supervisor.abandoned)
+        self._stack.callback(self._close_output, lambda: supervisor.abandoned)
 
     def _say(self, *said: str) -> None:
         self._output.say(*(f"hvdrun: {line}" for line in (*said, *self._reasons)))

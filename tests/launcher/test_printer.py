@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovodlike.launcher.supervisor.output import LONGEST_PARTIAL, Printer
+from horovodlike.launcher.supervisor.printer import LONGEST_PARTIAL, Printer
 
 A, B = b"[0]: ", b"[1]: "
 ERASE = b"\r\x1b[K"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from horovodlike.launcher.errors import counted, listed
+from horovodlike.launcher.errors import counted, listed, ranges
 
 
 def test_counted() -> None:
@@ -9,3 +9,7 @@ def test_counted() -> None:
 
 def test_listed() -> None:
     assert [listed("rank", [1]), listed("rank", [0, 2])] == ["rank 1", "ranks 0, 2"]
+
+
+def test_ranges() -> None:
+    assert [ranges(each) for each in ([], [3], [0, 1], [0, 2, 3, 4, 5, 9])] == ["", "3", "0-1", "0,2-5,9"]

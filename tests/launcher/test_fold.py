@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovodlike.launcher.agent.protocol import FrameKind
+from horovodlike.launcher.supervisor import fold as module
+from horovodlike.launcher.supervisor.fold import LEFT_OUT, Block, Fold
+from horovodlike.launcher.supervisor.output import last_lines
+
+OUT, ERR = FrameKind.STDOUT, FrameKind.STDERR
+WINDOW = 0.5
+TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\n'
+VALUE_ERROR = TRACEBACK + b"ValueError: no such batch\n"
+LOST_PEER = TRACEBACK + b"horovodlike.errors.JobBrokenError: rank 3 has gone\n"
+
+
+def seen(blocks: list[Block]) -> list[tuple[list[int], bytes]]:
+    return [(sorted(block.ranks), block.text) for block in blocks]
+
+
+def test_a_line_of_all_ranks_is_shown_once_and_at_once() -> None:
+    fold = Fold(3)
+    assert fold.add(0, OUT, b"epoch 1\n", 0.0) == fold.add(2, OUT, b"epoch 1\n", 0.1) == []
+    assert fold.deadline == WINDOW
+    assert seen(fold.add(1, OUT, b"epoch 1\n", 0.2)) == [([0, 1, 2], b"epoch 1\n")]
+    assert fold.deadline is None
+
+
+def test_a_line_of_some_ranks_waits_for_the_window() -> None:
+    fold = Fold(4)
+    fold.add(0, OUT, b"a\n", 0.0)
+    fold.add(2, OUT, b"a\n", 0.4)
+    assert fold.due(0.49) == []
+    assert seen(fold.due(WINDOW)) == [([0, 2], b"a\n")]
+    fold.add(3, OUT, b"a\n", 0.6)
+    assert seen(fold.due(1.1)) == [([3], b"a\n")]
+
+
+def test_a_line_of_the_only_rank_does_not_wait() -> None:
+    fold = Fold(1)
+    assert seen(fold.add(0, OUT, b"a\nb\nc", 0.0)) == [([0], b"a\n"), ([0], b"b\n")]
+    fold = Fold(2)
+    fold.finish(1, 0.0)
+    assert seen(fold.add(0, OUT, b"a\n", 0.0)) == [([0], b"a\n")]
+
+
+def test_ranks_that_have_ended_are_not_waited_for_and_keep_their_part() -> None:
+    fold = Fold(4)
+    for rank in (0, 1):
+        assert fold.add(rank, OUT, b"bye\n", 0.0) == fold.finish(rank, 0.0) == []
+    assert fold.add(2, OUT, b"bye\n", 0.0) == []
+    assert seen(fold.finish(3, 0.1)) == [([0, 1, 2], b"bye\n")]
+
+
+def test_lines_of_one_rank_among_lines_of_all() -> None:
+    fold = Fold(3)
+    for rank in range(3):
+        fold.add(rank, OUT, b"start\nshard %d\nready\n" % rank, 0.0)
+    assert seen(fold.due(1.0)) == [
+        ([0], b"shard 0\n"),
+        ([1], b"shard 1\n"),
+        ([2], b"shard 2\n"),
+        ([0, 1, 2], b"ready\n"),
+    ]
+
+
+def test_lines_in_different_orders_stay_in_them() -> None:
+    fold = Fold()
+    fold.add(0, OUT, b"a\nb\n", 0.0)
+    fold.add(1, OUT, b"b\na\n", 0.0)
+    assert seen(fold.flush()) in (
+        [([0], b"a\n"), ([0, 1], b"b\n"), ([1], b"a\n")],
+        [([1], b"b\n"), ([0, 1], b"a\n"), ([0], b"b\n")],
+    )
+
+
+def test_streams_are_not_mixed_and_keep_their_order() -> None:
+    fold = Fold()
+    fold.add(0, OUT, b"a\n", 0.0)
+    fold.add(0, ERR, b"a\n", 0.0)
+    fold.add(1, ERR, b"a\n", 0.0)
+    assert [(block.stream, sorted(block.ranks)) for block in fold.flush()] == [(OUT, [0]), (ERR, [0, 1])]
+
+
+def test_a_progress_bar_passes_through() -> None:
+    fold = Fold(2)
+    assert seen(fold.add(0, ERR, b"\r 1%", 0.0)) == [([0], b"\r 1%")]
+    assert seen(fold.add(0, ERR, b"\r 2%", 0.0)) == [([0], b"\r 2%")]
+    assert seen(fold.add(1, ERR, b"\r 2%", 0.0)) == [([1], b"\r 2%")]
+    assert seen(fold.add(0, ERR, b"\r100%\nnext\n", 0.0)) == [([0], b"\r100%\n")]
+    assert seen(fold.add(0, ERR, b"3\b4", 0.0)) == []
+    assert seen(fold.due(WINDOW)) == [([0], b"next\n"), ([0], b"3\b4")]
+    assert seen(fold.finish(0, WINDOW)) == [([0], b"\n")]
+
+
+def test_dos_line_ends_are_line_ends() -> None:
+    fold = Fold(2)
+    assert fold.add(0, OUT, b"a\r\n", 0.0) == []
+    assert seen(fold.add(1, OUT, b"a\r\n", 0.0)) == [([0, 1], b"a\r\n")]
+
+
+def test_a_traceback_is_one_block() -> None:
+    fold = Fold(3)
+    for part in VALUE_ERROR.splitlines(keepends=True):
+        fold.add(0, ERR, part, 0.0)
+        fold.add(1, ERR, part.replace(b"line 3", b"line 4"), 0.0)
+    shown = fold.add(2, ERR, VALUE_ERROR, 0.1)
+    assert shown == []
+    shown = fold.due(WINDOW)
+    assert seen(shown) == [([0, 2], VALUE_ERROR), ([1], VALUE_ERROR.replace(b"line 3", b"line 4"))]
+    assert all(block.traceback for block in shown)
+
+
+def test_a_traceback_without_an_end_is_shown_in_time() -> None:
+    fold = Fold(2)
+    fold.add(0, ERR, TRACEBACK, 0.0)
+    assert fold.deadline == WINDOW
+    assert seen(fold.due(WINDOW)) == [([0], TRACEBACK)]
+    fold.add(0, ERR, TRACEBACK, 1.0)
+    fold.add(0, OUT, b"other\n", 1.1)
+    assert seen(fold.due(2.0)) == [([0], TRACEBACK), ([0], b"other\n")]
+
+
+def test_tracebacks_because_of_a_lost_peer_become_a_line() -> None:
+    fold = Fold(4)
+    fold.add(3, ERR, VALUE_ERROR, 0.0)
+    for rank in range(3):
+        fold.add(rank, ERR, LOST_PEER.replace(b"line 3", b"line %d" % rank), 0.0)
+    line = b"horovodlike.errors.JobBrokenError: rank 3 has gone" + LEFT_OUT + b"\n"
+    shown = fold.flush()
+    assert seen(shown) == [([3], VALUE_ERROR), ([0, 1, 2], line)]
+    assert [block.traceback for block in shown] == [True, False]
+
+
+PIECES = [b"a\n", b"b\n", b"c\n", b"par", b"tial\n", b"\r 5%", b"x\r", b"\n", *VALUE_ERROR.splitlines(keepends=True)]
+WRITES = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from([OUT, ERR]),
+        st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map(b"".join),
+        st.sampled_from([0.0, 0.01, 0.3]),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("most_bytes", [module._MOST_BYTES, 3000])
+@pytest.mark.parametrize("size", [None, 4])
+@given(writes=WRITES)
+def test_nothing_is_lost_repeated_late_or_out_of_order(
+    size: int | None, most_bytes: int, writes: list[tuple[int, FrameKind, bytes, float]]
+) -> None:
+    fold, now = Fold(size, WINDOW), 0.0
+    came: dict[tuple[int, FrameKind], list[tuple[float, int]]] = {}  # when how many bytes were there
+    written: dict[tuple[int, FrameKind], bytes] = {}
+    shown: dict[tuple[int, FrameKind], bytes] = {}
+
+    def show(blocks: list[Block]) -> None:
+        for block in blocks:
+            for rank in block.ranks:
+                key = rank, block.stream
+                shown[key] = shown.get(key, b"") + block.text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_BYTES", most_bytes)
+        for rank, stream, data, wait in writes:
+            while fold.deadline is not None and fold.deadline <= now + wait:
+                show(fold.due(fold.deadline))
+            now += wait
+            key = rank, stream
+            written[key] = written.get(key, b"") + data
+            came.setdefault(key, []).append((now, len(written[key])))
+            show(fold.add(rank, stream, data, now))
+            for key, text in written.items():  # what came before the window is shown, but for unfinished lines
+                ready = max((end for at, end in came[key] if at <= now - WINDOW), default=0)
+                whole = text.rfind(b"\n", 0, ready) + 1
+                assert len(shown.get(key, b"")) >= whole
+        for rank in range(4):
+            show(fold.finish(rank, now))
+        show(fold.flush())
+    for key, text in written.items():
+        assert shown[key].rstrip(b"\n") == text.rstrip(b"\n")
+        assert shown[key].startswith(text)
+    assert fold.deadline is None
+    assert fold._bytes == 0
+    assert not fold._last and not fold._alike
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_streams_of_a_rank_stay_in_order(turns: list[int]) -> None:
+    fold, counts = Fold(), [0] * 4
+    for rank in turns:
+        fold.add(rank, (OUT, ERR)[counts[rank] % 2], b"%d\n" % counts[rank], 0.0)
+        counts[rank] += 1
+    blocks = fold.flush()
+    for rank in range(4):
+        assert [int(block.text) for block in blocks if rank in block.ranks] == list(range(counts[rank]))
+    assert len(blocks) == max(counts)  # all ranks write the same numbers
+
+
+def test_the_same_lines_of_many_ranks_cost_little() -> None:
+    fold = Fold(32)
+    text = b"".join(b"line %d\n" % number for number in range(300))
+    shown = [seen(fold.add(rank, OUT, text, 0.0)) for rank in range(32)]
+    assert [*itertools.chain(*shown)] == [([*range(32)], line + b"\n") for line in text.split(b"\n")[:-1]]
+
+
+def test_last_lines_hold_a_whole_traceback() -> None:
+    long = TRACEBACK + b"    step()\n" * 30 + b"ValueError: no such batch\n"
+    assert last_lines(b"before\n" + long) == tuple(long.splitlines())
+    chained = VALUE_ERROR + b"\nDuring handling of the above exception, another exception occurred:\n\n" + long
+    assert last_lines(b"before\n" * 30 + chained) == tuple(chained.splitlines())
+    assert last_lines(VALUE_ERROR + b"x\n" * 20 + VALUE_ERROR)[0] == b"x"

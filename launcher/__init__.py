@@ -17,8 +17,9 @@ The modules and packages, lowest layer first. Each imports only from itself and 
 ``supervisor``   ``static_job``: the eight steps of a job, of which ``node_job`` and ``mpirun_job`` are variants;
                  ``agent_startup``: starts and asks the agents; ``job`` and ``node_relay``: derived from the event loop
                  in the package itself; ``connection`` to agents, ``node_connection`` to other launchers;
-                 ``output``: prefixes, files and last lines, ``writer``: never blocks; ``failure_attribution``: the
-                 rank that is the cause, and the exit code
+                 ``output``: prefixes, files and last lines, ``fold``: lines that ranks share, ``printer``: one
+                 screen or file, ``writer``: never blocks; ``failure_attribution``: the rank that is the cause, and
+                 the exit code
 ``elastic``      jobs whose workers come and go; its ``__init__`` has the table of its modules
 ``options``      the table of options, which the command line, the configuration file and ``run`` read;
                  ``horovod_options``: those of ``horovodrun`` that have no effect

@@ -147,6 +147,7 @@ def run(
         (executable or sys.executable, str(RUN_TASK)),
         remote=RemoteStart(port, ssh_identity_file, scheduler=where.scheduler, cpus=where.cpus),
         output_directory=output_filename,
+        fold=False,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),
     )

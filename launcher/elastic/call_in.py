@@ -265,6 +265,7 @@ class CallIn:
             nodes=nodes,
             elastic=ElasticSpec(grace_period=grace_period),
             start_timeout=start_timeout,
+            fold=False,
         )
         self._stack = ExitStack()
         self._reason = ""

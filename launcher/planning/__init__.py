@@ -146,7 +146,7 @@ class JobSpec:
     gpus_per_rank: int = 0
     output_directory: str | None = None
     timestamps: bool = False
-    fold: bool = False
+    fold: bool = True
     verbose: bool = False
     compat: bool = False
     mpi: bool = False

@@ -58,6 +58,8 @@ def test_launcher_options() -> None:
     job = spec("--bind-to", "core", "--output-filename", "logs", "--prefix-output-with-timestamp", "--verbose")
     assert (job.bind_to, job.output_directory, job.timestamps, job.verbose) == (Binding.CORE, "logs", True, True)
     assert spec("-prefix-timestamp").timestamps
+    assert spec().fold
+    assert not spec("--no-fold").fold
 
 
 def test_abbreviations_are_accepted() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
 import resource
 import select
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from support.hvdrun_process import on_terminal
 
 PYTHON = sys.executable
 
@@ -252,41 +251,17 @@ def test_sixteen_ranks(hvdrun: Callable[..., object]) -> None:
     assert all(job.lines_of(rank) == [b"%d of 16" % rank] for rank in range(16))
 
 
-def on_terminal(words: list[str], environ: dict[str, str], cwd: Path) -> bytes:
-    """The output of hvdrun to a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [PYTHON, "-m", "horovodlike.launcher", *words],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=cwd,
-        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environ},
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # EIO: the other side has closed it
-        while select.select([ours], [], [], 60)[0]:
-            data = os.read(ours, 65536)
-            if not data:
-                break
-            seen += data
-    os.close(ours)
-    assert process.wait(60) == 0
-    return seen
-
-
 def test_prefixes_have_colours_on_a_terminal(tmp_path: Path) -> None:
-    words = ["-np", "2", "sh", "-c", "echo hi"]
-    seen = on_terminal(words, {"NO_COLOR": ""}, tmp_path)
+    words = ["-np", "2", "--no-fold", "sh", "-c", "echo hi"]
+    seen = on_terminal(words, {"NO_COLOR": ""}, tmp_path)[1]
     assert b"\x1b[36m[0]<stdout>: \x1b[0mhi\r\n" in seen
     assert b"\x1b[33m[1]<stdout>: \x1b[0mhi\r\n" in seen
-    assert b"\x1b" not in on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+    assert b"\x1b" not in on_terminal(words, {"NO_COLOR": "1"}, tmp_path)[1]
 
 
 def test_a_progress_bar_overwrites_itself_on_a_terminal(tmp_path: Path) -> None:
     words = ["-np", "1", "sh", "-c", r"printf '\r 50%%'; echo line >&2; printf '\r100%%\n'"]
-    seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+    seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path)[1]
     assert b"[0]<stderr>: line\r\n" in seen
     assert seen.endswith((b"[0]<stdout>: 100%\r\n", b"[0]<stderr>: line\r\n"))
     assert b" 50%\r\n" not in seen

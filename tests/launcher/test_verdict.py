@@ -58,6 +58,8 @@ def test_descriptions() -> None:
         b"    ZeroDivisionError: division by zero",
     ]
     assert describe(KILLED) == [b"hvdrun: rank 1 (pid 21) was killed by signal 9 (SIGKILL); it wrote nothing to stderr"]
+    assert describe(CRASH, is_above=True) == [b"hvdrun: rank 2 (pid 22) exited with code 3; its traceback is above"]
+    assert describe(KILLED, is_above=True) == describe(KILLED)
     assert b"was killed by signal 40;" in describe(Failure(1, 21, -40))[0]
 
 

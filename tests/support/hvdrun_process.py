@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import re
 import secrets
 import select
@@ -130,3 +131,26 @@ class Launch:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._err.close()
+
+
+def on_terminal(words: list[str], environ: dict[str, str], cwd: Path) -> tuple[int, bytes]:
+    """Run hvdrun on a terminal; return its exit code and its output."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "horovodlike.launcher", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environ},
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the other side has closed it
+        while select.select([ours], [], [], 60)[0]:
+            data = os.read(ours, 65536)
+            if not data:
+                break
+            seen += data
+    os.close(ours)
+    return process.wait(LIMIT_S), seen

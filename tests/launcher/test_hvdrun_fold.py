@@ -1,0 +1,92 @@
+"""`hvdrun` on a terminal: what several ranks write is shown once, and the first failure comes last."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.hvdrun_process import LIMIT_S, on_terminal
+
+PYTHON = (sys.executable, "-SE")
+
+
+class StartingGun(threading.Thread):
+    """Lets the ranks of a job continue when all of them have come."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=size)
+        self._listener.settimeout(LIMIT_S)
+
+    @property
+    def code(self) -> str:
+        port = self._listener.getsockname()[1]
+        return f"import os, socket, sys, traceback\nsocket.create_connection(('127.0.0.1', {port})).recv(1)\n"
+
+    def run(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._listener)
+            for _ in range(self._size):
+                stack.enter_context(self._listener.accept()[0])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Run Python code on some ranks after all have started; return the exit code and the lines on the screen."""
+
+    def run(size: int, code: str, *options: str) -> tuple[int, list[str]]:
+        gun = StartingGun(size)
+        program = tmp_path / "program.py"
+        program.write_text(gun.code + 'rank = int(os.environ["HOROVODLIKE_RANK"])\n' + code)
+        gun.start()
+        words = ["-np", str(size), *options, *PYTHON, str(program)]
+        ended, seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+        gun.join()
+        return ended, seen.decode().replace("\r\n", "\n").splitlines()
+
+    return run
+
+
+RAISE = 'def step():\n    raise ValueError("no such batch")\n\n\nstep()\n'
+
+
+def test_an_exception_of_32_ranks_is_shown_once(terminal: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
+    code, lines = terminal(32, RAISE, "--output-filename", "logs")
+    assert code == 1
+    shown = [line for line in lines if "ValueError:" in line]
+    assert shown == ["[0-31]<stderr>: ValueError: no such batch"]
+    assert [line for line in lines if "Traceback" in line] == ["[0-31]<stderr>: Traceback (most recent call last):"]
+    assert lines[-2] == shown[0]
+    assert lines[-1].startswith("hvdrun: rank ")
+    assert lines[-1].endswith(" exited with code 1; its traceback is above")
+    logs = {(tmp_path / "logs" / f"rank.{rank:02d}" / "stderr").read_text() for rank in range(32)}
+    assert len(logs) == 1
+    assert logs.pop().splitlines() == [line.partition(">: ")[2] for line in lines if line.startswith("[0-31]<stderr>")]
+
+
+def test_the_first_failure_comes_last_and_in_full(terminal: Callable[..., tuple[int, list[str]]]) -> None:
+    others = 'class JobBrokenError(Exception):\n    pass\n\n\nraise JobBrokenError("rank 1 has gone")\n'
+    code, lines = terminal(3, f"if rank == 1:\n    raise ValueError('the cause')\n{others}")
+    assert code == 1
+    because = lines.index("[0,2]<stderr>: JobBrokenError: rank 1 has gone (traceback left out)")
+    # The ranks write at the same time: if the others come first, the traceback is already the last on the screen.
+    begin = max(number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):"))
+    assert begin > because
+    last = [line.removeprefix("[1]<stderr>: ").strip() for line in lines[begin:] if not line.startswith("hvdrun: ")]
+    assert last[-1] == "ValueError: the cause"
+    assert any(line.startswith("File ") for line in last)
+    report = [line for line in lines if line.startswith("hvdrun: rank 1 (pid ")]
+    assert len(report) == 1
+    assert report[0].endswith("its traceback is above" if report[0] == lines[-1] else "its last lines:")
+
+
+def test_every_rank_is_shown_if_asked_for(terminal: Callable[..., tuple[int, list[str]]]) -> None:
+    code, lines = terminal(3, "print('hi')\n", "--no-fold")
+    assert code == 0
+    assert sorted(lines) == [f"[{rank}]<stdout>: hi" for rank in range(3)]

@@ -5,6 +5,7 @@ most :data:`WINDOW_S`. It is not shown before what its ranks have written earlie
 in their order. Progress bars, that is text with carriage returns, wait for nothing but the lines before them.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -172,13 +173,14 @@ class Fold:
         other = next((each for each in alike if rank not in each.ranks), None)
         if other is not None and self._can_follow(other, last):
             other.ranks.add(rank)
+            other.deadline = min(other.deadline, block.deadline)
             block = other
         else:
             block.order = self._next_order()
             alike.append(block)
             self._blocks.append(block)
             self._bytes += len(block.text) + _OVERHEAD
-            self._due = min(self._due, block.deadline)
+        self._due = min(self._due, block.deadline)
         if last is not None:
             block.before.add(last)
         self._last[rank] = block
@@ -188,15 +190,22 @@ class Fold:
         """Return whether a block can be shown after another one; if so, put it there with all that must follow it."""
         if last is None or block.order > last.order:
             return True
-        moved = {block}
-        for each in self._blocks:
-            if each.order > block.order and not moved.isdisjoint(each.before):
-                moved.add(each)
-        if last in moved:
+        if last is block:
             return False
-        for each in sorted(moved, key=lambda each: each.order):
+        first = bisect_left(self._blocks, block.order, key=lambda each: each.order)
+        kept: list[Block] = []
+        moved, followed = [block], {block}
+        for each in self._blocks[first + 1 :]:
+            if followed.isdisjoint(each.before):
+                kept.append(each)
+            elif each is last:
+                return False
+            else:
+                moved.append(each)
+                followed.add(each)
+        for each in moved:
             each.order = self._next_order()
-        self._blocks.sort(key=lambda each: each.order)
+        self._blocks[first:] = [*kept, *moved]
         return True
 
     def _next_order(self) -> int:

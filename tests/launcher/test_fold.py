@@ -125,6 +125,13 @@ def test_a_traceback_without_an_end_is_shown_in_time() -> None:
     assert seen(fold.due(2.0)) == [([0], TRACEBACK), ([0], b"other\n")]
 
 
+def test_a_late_part_of_a_traceback_does_not_make_it_later() -> None:
+    fold = Fold(2)
+    fold.add(1, ERR, TRACEBACK, 0.0)
+    fold.add(0, ERR, TRACEBACK + b"\r", 0.3)
+    assert seen(fold.due(WINDOW))[0] == ([0, 1], TRACEBACK)
+
+
 def test_tracebacks_because_of_a_lost_peer_become_a_line() -> None:
     fold = Fold(4)
     fold.add(3, ERR, VALUE_ERROR, 0.0)

@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
-from horovodlike._bootstrap.environment import DRIVER_PORT, FAULT_PLAN, RankInfo, file_of_generation, path_of_rank
+from horovodlike._bootstrap.environment import (
+    DRIVER_PORT,
+    FAULT_PLAN,
+    MONITOR_PORT,
+    RankInfo,
+    file_of_generation,
+    path_of_rank,
+)
 from horovodlike._engine import gpu_libraries, ops, options, stack_dump
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import ReduceOp
@@ -226,6 +233,10 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
         stack_dump.start()
     _start_timeline(settings)
     _log_what_is_ignored(settings, joined.place)
+    if os.environ.get(MONITOR_PORT):
+        from horovodlike._engine import reporter
+
+        reporter.start_if_asked(joined.place)
     for notify in _at_init:
         notify(joined.place)
 
@@ -279,6 +290,9 @@ def shutdown(error: BaseException | None = None) -> None:
     if _pid != os.getpid():
         return
     with _lock:
+        reporter = sys.modules.get("horovodlike._engine.reporter")
+        if reporter is not None:
+            reporter.stop()
         ops.check(lib.hvl_shutdown(_described(error)))
         stack_dump.stop()
         _place = _object_key = None

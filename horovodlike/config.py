@@ -243,6 +243,21 @@ class Config:
         "when the job breaks. Empty: they can only be read with horovodlike.flight_recorder().",
     )
     flight_recorder_size: int = _row(256, "How many collectives each rank remembers.", minimum=1, maximum=2**16)
+    monitor_host: str = _row(
+        "127.0.0.1",
+        "The address at which the job's monitor (hvdrun --monitor) answers. Others than a loopback address let other "
+        "hosts read it, without encryption.",
+    )
+    monitor_names: str = _row(
+        "",
+        "Names, separated by commas, by which browsers and Prometheus call the monitor; addresses and localhost are "
+        "always accepted.",
+    )
+    monitor_token_file: str = _row(
+        "",
+        "A file of mode 0600 with the monitor's token, 64 hexadecimal digits, for readers that need the same one for "
+        "each job. Empty: a random one.",
+    )
     start_timeout: float = _row(
         30.0, "How long init() waits for the other ranks.", unit="s", horovod=True, above=0, maximum=10**6
     )

@@ -15,7 +15,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, nodes, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.launch import launch, make_spec
-from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, RemoteStart
+from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, MonitorSpec, RemoteStart
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -105,7 +105,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[s
     ambiguous. A value that is another program's option is joined to its flag with an equals sign for the same reason.
     """
     values = {
-        name: 1 if action.nargs is None else int(action.nargs)
+        name: 1 if action.nargs is None else 0 if action.nargs == argparse.OPTIONAL else int(action.nargs)
         for action in parser._actions
         for name in action.option_strings
     }
@@ -245,6 +245,20 @@ def _servers(
     return count, modules
 
 
+def _monitor(arguments: argparse.Namespace) -> MonitorSpec | None:
+    """Read ``--monitor`` and ``--metrics-file``; return None without them.
+
+    Raises:
+        UsageError: The port is none.
+    """
+    if arguments.monitor is None and arguments.metrics_file is None:
+        return None
+    port: str | None = arguments.monitor
+    if port is not None and not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise UsageError(f"--monitor={port} cannot be used: it must be a port, up to 65535, or be left out")
+    return MonitorSpec(None if port is None else int(port), arguments.metrics_file)
+
+
 def _fault_plan(path: str | None) -> Mapping[str, str]:
     """Return the environment variable that passes the fault plan to the ranks; no variable without a plan.
 
@@ -327,6 +341,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         compat=arguments.compat,
         mpi=arguments.mpi,
         mpi_args=_mpi_args(arguments),
+        monitor=_monitor(arguments),
         servers=servers,
         server_modules=server_modules,
         replicated_servers=arguments.replicated_servers,

@@ -58,8 +58,13 @@ def make_spec(
             raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
     if elastic is not None:
         settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
+    monitor = asked.monitor
+    if monitor is not None:
+        accepted = tuple(name for name in map(str.strip, values.monitor_names.split(",")) if name)
+        monitor = replace(monitor, host=values.monitor_host, names=accepted, token_file=values.monitor_token_file)
     return replace(
         asked,
+        monitor=monitor,
         settings=settings,
         hosts=where.hosts,
         here=where.here,

@@ -30,6 +30,11 @@ def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
     return read_key_file(path, SECRET_KEY_FILE) if path else None
 
 
+def monitor_key(key: JobKey) -> JobKey:
+    """Derive the key of the reports to the job's monitor from a key that all ranks of the job have."""
+    return key.derive(b"horovodlike monitor")
+
+
 def read_key_file(path: str, source: str) -> JobKey:
     """Read a key that the user keeps in a file.
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from horovodlike._bootstrap.bootstrap import RendezvousServer
 from horovodlike._net.secure_channel import JobKey
@@ -45,6 +46,9 @@ from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.node_job import explain_outcome
 from horovodlike.launcher.supervisor.output import RankOutput
 
+if TYPE_CHECKING:
+    from horovodlike.monitor.server import Monitor
+
 
 @dataclass
 class _Process:
@@ -71,6 +75,7 @@ class Driver(Supervisor):
         task: bytes | None = None,
         look_every: float | None = None,
         called: CalledHosts | None = None,
+        monitor: "Monitor | None" = None,
     ) -> None:
         """Prepare the job; :meth:`run` starts it.
 
@@ -86,6 +91,7 @@ class Driver(Supervisor):
             task: The file that every worker can read.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             called: The hosts, if they call in; the hosts that :meth:`tell` names then are those that may take part.
+            monitor: The monitor of the job, or None.
 
         Raises:
             RendezvousError: The driver cannot listen for workers.
@@ -122,6 +128,7 @@ class Driver(Supervisor):
             say=self._say,
         )
         self._called = called
+        self._monitor = monitor
         if called is not None:
             called.set_say(self._say)
         self.outcome = Outcome()
@@ -279,6 +286,8 @@ class Driver(Supervisor):
 
     def _take_agent(self, connection: FrameConnection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
+        if self._monitor is not None:
+            self._monitor.listen_on(addresses)
         self._connections.add(connection)
         return self._workers.port
 
@@ -490,5 +499,7 @@ class Driver(Supervisor):
         self._output.say(f"hvdrun: {text}")
 
     def _explain(self, text: str) -> None:
+        if self._monitor is not None:
+            self._monitor.board.add_event("elastic", text)
         if self._spec.verbose:
             self._say(text)

@@ -19,6 +19,7 @@ from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
 from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, JobSpec, Nodes
+from horovodlike.launcher.planning.addresses import LOOPBACK
 from horovodlike.launcher.planning.plan import bind, gpu_variables
 from horovodlike.launcher.supervisor import SignalHandler
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
@@ -76,6 +77,7 @@ class ElasticLaunch(Launch):
 
     def serve(self) -> None:
         """Listen for the workers."""
+        self._open_monitor([LOOPBACK])
         self._open_output()
         self._driver = Driver(
             self._spec,
@@ -89,6 +91,7 @@ class ElasticLaunch(Launch):
             task=self._task,
             look_every=self._look_every,
             called=self._called,
+            monitor=self._monitor,
         )
         self._stack.callback(self._close_output, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)

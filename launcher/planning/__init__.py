@@ -96,6 +96,25 @@ class ElasticSpec:
 
 
 @dataclass(frozen=True)
+class MonitorSpec:
+    """The monitor of a job, in the launcher.
+
+    Attributes:
+        port: The port for readers; 0: a free one; None: there are no readers.
+        metrics_file: A file that gets the metrics each second, or None.
+        host: The address at which readers are answered.
+        names: The names by which they may call it.
+        token_file: The file with the token, or an empty text for a random one.
+    """
+
+    port: int | None = None
+    metrics_file: str | None = None
+    host: str = "127.0.0.1"
+    names: tuple[str, ...] = ()
+    token_file: str = ""
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """A job as it was asked for, checked as far as that is possible without looking at this machine.
 
@@ -129,6 +148,7 @@ class JobSpec:
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
         place: What the platform has said about this node, or None.
         grace_period: How long ranks may take to end after a signal to the launcher, in seconds.
+        monitor: The monitor of the job, or None.
     """
 
     num_proc: int
@@ -160,6 +180,7 @@ class JobSpec:
     files: tuple[str, ...] = ()
     place: str | None = field(default=None, compare=False)
     grace_period: float = 5.0
+    monitor: MonitorSpec | None = None
 
     def called(self, flag: str) -> str:
         """Return the name by which messages mention a flag."""

@@ -32,6 +32,8 @@ class JobIdentity:
         address: The address of the rendezvous server, or several that are separated by commas.
         port: The port of the rendezvous server.
         master: An address and a free port of rank 0's host, for torch.distributed; None until they are known.
+        monitor_port: The port of the job's monitor, at the addresses of the rendezvous server or of the driver; 0 if
+            there is none.
     """
 
     job_id: str
@@ -39,6 +41,7 @@ class JobIdentity:
     address: str
     port: int
     master: tuple[str, int] | None = None
+    monitor_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[st
         "HOROVODLIKE_NODE_ID": node,
         **(address if identity.port else {}),
         **({"HOROVODLIKE_SERVERS": str(spec.servers)} if spec.servers else {}),
+        **({"HOROVODLIKE_MONITOR_PORT": str(identity.monitor_port)} if identity.monitor_port else {}),
         "HOROVODLIKE_SECRET_KEY": identity.key,
         "HOROVODLIKE_JOB_ID": identity.job_id,
         "PYTHONUNBUFFERED": "1",
@@ -293,13 +297,13 @@ _OF_A_WORKER = frozenset(
     {
         *("HOROVODLIKE_ELASTIC", "HOROVOD_ELASTIC", "HOROVODLIKE_WORKER", "HOROVODLIKE_GENERATION"),
         *("HOROVODLIKE_DRIVER_ADDR", "HOROVODLIKE_DRIVER_PORT"),
-        *("HOROVODLIKE_SERVER", "HOROVODLIKE_SERVERS"),
+        *("HOROVODLIKE_SERVER", "HOROVODLIKE_SERVERS", "HOROVODLIKE_MONITOR_PORT"),
     }
 )
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all variables except those of a worker or server of another job, which may have started the launcher."""
+    """Return all variables except those of a process of another job, which may have started the launcher."""
     return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
 
 

@@ -303,7 +303,7 @@ def key_of_ranks(key: JobKey, job_id: str) -> JobKey:
 def _encode_place(placement: Placement, identity: JobIdentity) -> bytes:
     place = {"names": placement.names, "counts": placement.counts, "number": placement.number}
     rendezvous = {"job_id": identity.job_id, "address": identity.address, "port": identity.port}
-    return encode_text({**place, **rendezvous, "master": identity.master})
+    return encode_text({**place, **rendezvous, "master": identity.master, "monitor_port": identity.monitor_port})
 
 
 def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
@@ -311,10 +311,10 @@ def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
         said = decode_text(frame.payload)
         placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
         job_id, address, port = str(said["job_id"]), str(said["address"]), int(said["port"])
-        master = str(said["master"][0]), int(said["master"][1])
+        master, monitor_port = (str(said["master"][0]), int(said["master"][1])), int(said["monitor_port"])
     except (ValueError, TypeError, KeyError) as error:
         raise HostsError(f"node 0 cannot be understood ({error!r}); install the same horovodlike there") from None
-    return placement, JobIdentity(job_id, key_of_ranks(nodes.key, job_id).hex(), address, port, master)
+    return placement, JobIdentity(job_id, key_of_ranks(nodes.key, job_id).hex(), address, port, master, monitor_port)
 
 
 def explain_outcome(outcome: Outcome, here: str, kind: str = "rank") -> bytes:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import find_free_port
@@ -27,6 +27,9 @@ from horovodlike.launcher.supervisor.fold import Fold
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.supervisor.writer import Writer
+
+if TYPE_CHECKING:
+    from horovodlike.monitor.server import Monitor
 
 _LOOK_S = 0.5
 
@@ -54,6 +57,7 @@ class Launch:
         self._identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), LOOPBACK, 0)
         self._folder = working_folder()
         self._files: OutputFiles | None = None
+        self._monitor: Monitor | None = None
 
     def resolve(self) -> None:
         """Find the hosts of the job, and the ranks of each."""
@@ -99,7 +103,13 @@ class Launch:
         fold = None
         if self._spec.fold:
             fold = Fold(self._spec.num_proc if self._spec.elastic is None else None)
-        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps, self._num_ranks, fold=fold)
+        given = screens, self._writer, self._files, self._spec.timestamps, self._num_ranks
+        if self._monitor is None:
+            self._output = RankOutput(*given, fold=fold)
+        else:
+            from horovodlike.launcher.supervisor.monitoring import WatchedOutput
+
+            self._output = WatchedOutput(self._monitor.board, *given, fold=fold)
 
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""
@@ -123,6 +133,16 @@ class Launch:
         self._server.start()
         self._stack.callback(self._server.close)
         self._identity = replace(self._identity, key=key.hex(), address=address, port=self._server.port)
+        self._open_monitor(address.split(","), size)
+
+    def _open_monitor(self, addresses: Sequence[str], size: int | None = None) -> None:
+        """Start the monitor, if there is to be one, on the addresses at which ranks reach this host."""
+        if self._spec.monitor is not None:
+            from horovodlike.launcher.supervisor.monitoring import open_monitor
+
+            self._monitor = open_monitor(self._spec, self._spec.monitor, self._identity, addresses, size)
+            self._stack.callback(self._monitor.close)
+            self._identity = replace(self._identity, monitor_port=self._monitor.port)
 
 
 class StaticLaunch(Launch):

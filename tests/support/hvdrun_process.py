@@ -96,6 +96,15 @@ class Launch:
         self._read_until(seen, f"{pattern!r}")
         return found[0]
 
+    def expect_error(self, pattern: str) -> str:
+        """Wait for a line on standard error; return the first group of the pattern."""
+        deadline = time.monotonic() + LIMIT_S
+        while (found := re.search(pattern, self._errors())) is None or "\n" not in self._errors()[found.end() :]:
+            assert time.monotonic() < deadline, f"{pattern!r} did not come: {self._errors()}"
+            assert self.process.poll() is None, self._errors()
+            time.sleep(0.02)
+        return found[1]
+
     def _read_until(self, seen: Callable[[], bool], what: str) -> None:
         assert self.process.stdout is not None
         deadline = time.monotonic() + LIMIT_S

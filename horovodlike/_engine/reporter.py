@@ -1,0 +1,255 @@
+"""Reports of this rank to the collector of the job's monitor: one each second, from a thread of its own.
+
+The collector (:mod:`horovodlike.monitor.collector`, which lists the fields of a report) is in ``hvdrun`` or on rank 0.
+If it is slow, stuck or gone, this neither delays nor ends a rank: the thread drops the connection and tries again. A
+report holds only what has changed since the last one on its connection, and is at most some ten kilobytes long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from horovodlike._bootstrap.environment import (
+    DRIVER_ADDRESS,
+    MONITOR_PORT,
+    RENDEZVOUS_ADDRESS,
+    WORKER,
+    RankInfo,
+    generation,
+)
+from horovodlike._bootstrap.job_key import monitor_key, take_key
+from horovodlike._engine.metrics import CollectiveRecord, flight_recorder, metrics
+from horovodlike._engine.stack_dump import describe_threads
+from horovodlike._net.connect import dial
+from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job_digest
+from horovodlike._net.secure_server import encode
+from horovodlike._net.socket_options import set_keepalive
+from horovodlike.errors import RendezvousError
+
+__all__ = ["JOB", "Target", "start", "start_if_asked", "stop"]
+
+JOB = job_digest("monitor")
+"""The digest of the job's name in the handshake: the key alone distinguishes the jobs."""
+PERIOD_S = 1.0
+STALL_S = 3.0
+"""A rank that has completed nothing for this long also reports its stacks."""
+_PATIENCE_S = 1.0  # for one step of a connection
+_LONGEST_PAUSE_S = 10.0
+_STACK_BYTES = 4096
+_MOST_COLLECTIVES = 32
+_MIX = 2654435761  # Knuth's multiplicative hash: so that the choice does not follow the order of tensors in a step
+
+_running: _Reporter | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The collector of a job: its addresses, separated by commas, its port, and the key of its channel."""
+
+    addresses: str
+    port: int
+    key: JobKey
+
+
+def start_if_asked(place: RankInfo) -> None:
+    """Start to report if the launcher has named a collector; for ``init()``."""
+    key = take_key(os.environ)
+    address = os.environ.get(DRIVER_ADDRESS) or os.environ.get(RENDEZVOUS_ADDRESS)
+    if key is not None and address:
+        start(Target(address, int(os.environ[MONITOR_PORT]), monitor_key(key)), place)
+
+
+def start(target: Target, place: RankInfo) -> None:
+    """Start to report; replaces a reporter that runs."""
+    global _running
+    stop()
+    _running = _Reporter(target, place)
+    _running.start()
+
+
+def stop() -> None:
+    """Send the last report and end the thread, within a second or two; do nothing if none runs."""
+    global _running
+    if _running is not None:
+        _running.stop()
+        _running = None
+
+
+class _Reporter(threading.Thread):
+    def __init__(self, target: Target, place: RankInfo) -> None:
+        super().__init__(name="horovodlike-monitor-report", daemon=True)
+        self._target = target
+        self._place = place
+        self._stop_event = threading.Event()
+        self._pid = os.getpid()
+
+    def stop(self) -> None:
+        self._stop_event.set()
+        if self._pid == os.getpid():
+            self.join(2 * _PATIENCE_S)  # longer only if the address of a collector leads nowhere
+
+    def run(self) -> None:
+        pause = PERIOD_S
+        while not self._stop_event.is_set():
+            # A lost connection, or a server without the key; nothing that a report does may end the rank.
+            with contextlib.suppress(OSError, RendezvousError):
+                channel = self._connect()
+                pause = PERIOD_S
+                try:
+                    self._report(channel)
+                finally:
+                    channel.close()
+            self._stop_event.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _connect(self) -> ClientChannel:
+        with contextlib.closing(dial(self._target.addresses, self._target.port, _PATIENCE_S)) as connected:
+            for each in connected:
+                set_keepalive(each, 10, 5, 3)
+                identity = Identity(self._place.rank, self._place.size, JOB)
+                channel = ClientChannel(each, self._target.key, identity, time.monotonic() + _PATIENCE_S)
+                try:
+                    channel.receive(time.monotonic() + _PATIENCE_S)  # proves that the server has the key
+                except BaseException:
+                    channel.close()
+                    raise
+                return channel
+        raise ConnectionRefusedError("no address of the collector answers")
+
+    def _report(self, channel: ClientChannel) -> None:
+        snapshots = _Snapshots(self._place)
+        while True:
+            ends = self._stop_event.is_set()
+            report = {**snapshots.take(time.time()), **({"end": True} if ends else {})}
+            channel.send(encode(report), time.monotonic() + _PATIENCE_S)
+            if ends:
+                return
+            self._stop_event.wait(PERIOD_S)
+
+
+class _Snapshots:
+    """The reports on one connection."""
+
+    def __init__(self, place: RankInfo) -> None:
+        self._place = place
+        self._process = psutil.Process()
+        self._is_first = True
+        self._sent: dict[str, dict[str, Any]] = {"counters": {}, "process": {}}
+        self._late: list[Any] = []
+        self._stack: str | None = None
+        self._number = 0  # of the last collective that was reported
+        self._taken = 0.0
+        self._busy_until = self._waiting = self._communicating = 0.0
+        self._progress = 0
+        self._progress_at = 0.0
+
+    def take(self, now: float) -> dict[str, Any]:
+        count: dict[str, Any] = dict(metrics())
+        stragglers = count.pop("stragglers")
+        if count["requests"] != self._progress or not self._progress_at:
+            self._progress, self._progress_at = count["requests"], now
+        idle = now - self._progress_at
+        report: dict[str, Any] = {"sent": now, "idle": round(idle, 3)}
+        if self._is_first:
+            report["rank"] = self._describe()
+            self._is_first = False
+        report |= self._changes("process", self._measure_process())
+        if self._place.rank == 0:
+            report |= self._find_late(stragglers)
+        records = [record for record in flight_recorder() if record["number"] > self._number or not record["ended"]]
+        report |= self._changes("counters", count | self._share_time(records, now))
+        report["collectives"] = [_shorten(record) for record in _choose(records, self._number)]
+        self._number = max((record["number"] for record in records if record["ended"]), default=self._number)
+        self._taken = now
+        report |= self._find_stack(idle)
+        return report
+
+    def _describe(self) -> dict[str, Any]:
+        place = self._place
+        return {
+            **{"rank": place.rank, "size": place.size, "generation": generation(), "pid": os.getpid()},
+            **{"local_rank": place.local_rank, "host": place.node_id or socket.gethostname()},
+            "worker": int(os.environ.get(WORKER) or place.rank),
+        }
+
+    def _changes(self, part: str, values: dict[str, Any]) -> dict[str, Any]:
+        sent = self._sent[part]
+        changed = {name: value for name, value in values.items() if sent.get(name) != value}
+        sent.update(changed)
+        return {part: changed} if changed else {}
+
+    def _measure_process(self) -> dict[str, Any]:
+        with self._process.oneshot():
+            cpu = self._process.cpu_times()
+            values: dict[str, Any] = {
+                "resident_bytes": self._process.memory_info().rss,
+                "cpu_seconds": round(cpu.user + cpu.system, 3),
+            }
+        torch = sys.modules.get("torch")
+        with contextlib.suppress(Exception):  # a framework that is being imported, or another version
+            if torch is not None and torch.cuda.is_initialized():
+                values["gpu_bytes"] = torch.cuda.memory_allocated()
+                values["gpu_reserved_bytes"] = torch.cuda.memory_reserved()
+        return values
+
+    def _find_late(self, stragglers: list[Any]) -> dict[str, Any]:
+        before = self._late
+        self._late = stragglers
+        changed = [
+            [rank, each["times_late"], round(each["seconds_waited_for"], 6)]
+            for rank, each in enumerate(stragglers)
+            if (rank >= len(before) and each["times_late"]) or (rank < len(before) and each != before[rank])
+        ]
+        return {"late": changed} if changed else {}
+
+    def _share_time(self, records: list[CollectiveRecord], now: float) -> dict[str, Any]:
+        """Add up for how long collectives waited for other ranks while none was carried out, and were carried out.
+
+        Where the recorder has forgotten some collectives, the others stand for all.
+        """
+        elapsed = covered = now - self._taken if self._taken else 0.0
+        if self._number and records and records[0]["number"] > self._number + 1:
+            covered = max(1e-6, min(elapsed, now - records[0]["enqueued"]))
+            self._busy_until = max(self._busy_until, now - covered)
+        waiting = communicating = 0.0
+        for record in records:
+            enqueued, begun, ended = record["enqueued"], record["begun"], record["ended"] or now
+            waiting += max(0.0, begun - max(enqueued, self._busy_until))
+            communicating += max(0.0, ended - max(begun, self._busy_until))
+            self._busy_until = max(self._busy_until, ended)
+        scale = elapsed / covered if covered else 1.0
+        self._waiting += waiting * scale
+        self._communicating += communicating * scale
+        return {
+            "waiting_seconds": round(self._waiting, 6),
+            "communicating_seconds": round(self._communicating, 6),
+        }
+
+    def _find_stack(self, idle: float) -> dict[str, Any]:
+        stack = describe_threads(_STACK_BYTES).decode(errors="replace") if idle >= STALL_S else None
+        if stack == self._stack:
+            return {}
+        self._stack = stack
+        return {"stack": stack}
+
+
+def _choose(records: list[CollectiveRecord], after: int) -> list[CollectiveRecord]:
+    """Choose few of many collectives, by a hash of their numbers, so that all ranks choose the same ones."""
+    new = [record for record in records if record["number"] > after]
+    step = 1
+    while len(new) > _MOST_COLLECTIVES * step:
+        step *= 2
+    return [record for record in new if (record["number"] * _MIX & 0xFFFFFFFF) * step < 1 << 32]
+
+
+def _shorten(record: CollectiveRecord) -> list[Any]:
+    return [record["number"], record["kind"], record["name"], record["bytes"], round(record["enqueued"], 6)]

@@ -1,0 +1,299 @@
+"""The state of a job as its monitor shows it: the newest report of each rank, and a few minutes of history.
+
+Ranks' reports, their output and events come in; :meth:`Board.snapshot` makes plain values of all that. Every method
+may be called from any thread. Nothing grows without a bound: neither with the time nor with what ranks send.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovodlike.monitor.lateness import WINDOW, Lateness
+
+HISTORY = 300
+"""How many points of its history a job has, one a second."""
+RANK_HISTORY = 120
+"""How many points of its history a rank has."""
+SILENT_S = 5.0
+"""A rank that has not reported for this long is shown as silent."""
+_EVENTS = 200
+_LONGEST_EVENT = 8192
+_TAIL_BYTES = 4096
+_MOST_TAILS = 4096
+_EVENT_KINDS = ("launcher", "elastic", "warning", "stall", "end")
+_OWN_LINES = ("horovodlike warning:", "horovodlike error:")
+_PARTS = ("waiting", "communicating", "computing")
+
+
+@dataclass(eq=False)
+class RankState:
+    """What is known of one rank.
+
+    Attributes:
+        about: The fixed part: host, process id and so on, from its first report.
+        counters: The newest counters, by the names of ``metrics()``.
+        process: The newest numbers of its process.
+        parts: The shares of the last second in which it waited, communicated and computed.
+        rates: Bytes, batches and requests per second.
+        heard_at: When its last report came, by the clock of the board.
+        sent: When it was sent, by the clock of the rank.
+        idle: How long it had completed nothing, in seconds.
+        stack: Where its Python threads are; None unless it has completed nothing for some seconds.
+        ended: Whether it has said that this is the end.
+        history: For each of the parts, and for its lateness in milliseconds, the last points.
+    """
+
+    about: dict[str, Any]
+    counters: dict[str, float] = field(default_factory=dict)
+    process: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    heard_at: float = 0.0
+    sent: float = 0.0
+    idle: float = 0.0
+    stack: str | None = None
+    ended: bool = False
+    history: dict[str, array[int]] = field(
+        default_factory=lambda: {name: array("H") for name in (*_PARTS, "late")}, repr=False
+    )
+
+    def measure(self, counters: Mapping[str, float], sent: float) -> None:
+        """Take new counters; compute rates and parts from their changes."""
+        before, seconds = dict(self.counters), sent - self.sent
+        self.counters.update(counters)
+        self.sent = sent
+        if not before or seconds <= 0:
+            return
+        grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
+        self.rates = {name: grown.get(name, 0.0) / seconds for name in ("bytes", "batches", "requests")}
+        communicating = min(1.0, grown.get("communicating_seconds", 0.0) / seconds)
+        waiting = min(1.0 - communicating, grown.get("waiting_seconds", 0.0) / seconds)
+        self.parts = {"waiting": waiting, "communicating": communicating, "computing": 1.0 - waiting - communicating}
+
+    def note(self, late: float) -> None:
+        """Append a point to the history."""
+        values = {**{name: round(100 * self.parts.get(name, 0.0)) for name in _PARTS}, "late": round(1000 * late)}
+        for name, points in self.history.items():
+            points.append(min(values[name], 65535))
+            del points[:-RANK_HISTORY]
+
+
+class Board:
+    """All that the monitor knows of a job."""
+
+    def __init__(
+        self,
+        job: str = "",
+        version: str = "",
+        clock: Callable[[], float] = time.time,
+        output_directory: str | None = None,
+    ) -> None:
+        """Start with a job of which nothing is known.
+
+        Args:
+            job: The name of the job.
+            version: The version of the package.
+            clock: Returns the time, in seconds since 1970.
+            output_directory: The folder with the output of each rank, to be named beside its tail.
+        """
+        self._lock = threading.Lock()  # guards everything below; a leaf
+        self._clock = clock
+        self._about = {"job": job, "version": version, "started": clock(), "output_directory": output_directory}
+        self._generation = 0
+        self._size = 0
+        self._ranks: dict[int, RankState] = {}
+        self._stragglers: dict[int, tuple[int, float]] = {}  # rank -> times late, seconds
+        self._lateness = Lateness()
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        self._num_events = dict.fromkeys(_EVENT_KINDS, 0)
+        self._tails: OrderedDict[int, bytes] = OrderedDict()
+        self._open_lines: dict[int, bytes] = {}  # unfinished lines of standard error
+        self._open_events: dict[int, dict[str, Any]] = {}  # by rank: a warning that may go on in the next line
+        self._ended = False
+
+    # Ranks.
+
+    def take_hello(self, about: dict[str, Any]) -> bool:
+        """Take the first report of a connection; return False if it is of a generation that is over."""
+        with self._lock:
+            if about["generation"] < self._generation:
+                return False
+            if about["generation"] > self._generation or about["size"] != self._size:
+                if self._generation:
+                    self._add("elastic", f"generation {about['generation']}: {about['size']} ranks")
+                self._generation, self._size = about["generation"], about["size"]
+                self._ranks, self._stragglers, self._lateness = {}, {}, Lateness()
+            elif about["rank"] == 0:  # after shutdown() and init(), collectives are numbered from 1 again
+                self._lateness = Lateness()
+            self._ranks[about["rank"]] = RankState(about, heard_at=self._clock())
+            return True
+
+    def take_report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take the checked report of a rank that has said hello; see :mod:`horovodlike.monitor.collector`."""
+        with self._lock:
+            state = self._ranks.get(rank)
+            if state is None:
+                return
+            now = state.heard_at = self._clock()
+            state.measure(report["counters"], report["sent"])
+            state.process.update(report["process"])
+            state.idle = report["idle"]
+            if "stack" in report:
+                state.stack = report["stack"]
+            state.ended = report["end"]
+            self._stragglers.update(report["late"])
+            host = str(state.about["host"])
+            self._lateness.take(rank, host, report["sent"], now, report["collectives"])
+
+    def lose(self, rank: int, about: dict[str, Any]) -> None:
+        """Note that the connection of a rank has ended."""
+        with self._lock:
+            state = self._ranks.get(rank)
+            if state is not None and state.about is about and not state.ended:
+                state.heard_at = min(state.heard_at, self._clock() - SILENT_S)
+
+    # Output and events.
+
+    def take_output(self, number: int, data: bytes, is_error: bool) -> None:
+        """Take what a rank (in an elastic job, a worker) has written; find the package's own warnings in it."""
+        with self._lock:
+            self._tails[number] = (self._tails.pop(number, b"") + data)[-_TAIL_BYTES:]
+            while len(self._tails) > _MOST_TAILS:
+                self._tails.popitem(last=False)
+            if is_error:
+                *lines, rest = (self._open_lines.pop(number, b"") + data).split(b"\n")
+                if rest:
+                    self._open_lines[number] = rest[-_TAIL_BYTES:]
+                for line in lines:
+                    self._take_line(number, line.decode(errors="replace"))
+
+    def _take_line(self, number: int, line: str) -> None:
+        if line.startswith(_OWN_LINES):
+            kind = "stall" if "stalled" in line else "warning"
+            self._open_events[number] = self._add(kind, line, number)
+        elif (event := self._open_events.get(number)) is not None:
+            if line.startswith((" ", "Where the missing")) and len(event["text"]) < _LONGEST_EVENT:
+                event["text"] += "\n" + line[:_LONGEST_EVENT]
+            else:
+                del self._open_events[number]
+
+    def add_event(self, kind: str, text: str) -> None:
+        """Note what has happened.
+
+        Args:
+            kind: ``launcher``, ``elastic``, ``warning``, ``stall`` or ``end``.
+            text: What has happened.
+        """
+        with self._lock:
+            self._add(kind, text)
+
+    def _add(self, kind: str, text: str, rank: int | None = None) -> dict[str, Any]:
+        event = {"time": self._clock(), "kind": kind, "text": text[:_LONGEST_EVENT], "rank": rank}
+        self._num_events[kind] += 1
+        self._events.append(event)
+        return event
+
+    # Time.
+
+    def tick(self) -> None:
+        """Add a point to the history; called each second."""
+        with self._lock:
+            now = self._clock()
+            late = self._lateness.evaluate(now, self._size)
+            live = [state for state in self._ranks.values() if now - state.heard_at < SILENT_S]
+            for rank, state in self._ranks.items():
+                state.note(late.get(rank, 0.0))
+            if not live:
+                return
+            point: dict[str, Any] = {"time": round(now, 1), "ranks": len(live)}
+            for name in _PARTS:
+                point[name] = round(sum(state.parts.get(name, 0.0) for state in live) / len(live), 4)
+            for name in ("bytes", "batches", "requests"):
+                point[name] = round(max(state.rates.get(name, 0.0) for state in live), 2)
+            point["most_waiting"] = round(max(state.parts.get("waiting", 0.0) for state in live), 4)
+            point["late"] = round(max(late.values(), default=0.0), 5)
+            self._history.append(point)
+
+    def snapshot(self, with_history: bool = False) -> dict[str, Any]:
+        """Return everything as JSON values, which later changes leave as they are.
+
+        Args:
+            with_history: Whether the history of each rank is included.
+        """
+        with self._lock:
+            now = self._clock()
+            late, recent = self._lateness.by_rank, list(self._history)[-WINDOW:]
+            ranks = []
+            for rank in sorted(self._ranks):
+                state = self._ranks[rank]
+                times, seconds = self._stragglers.get(rank, (0, 0.0))
+                ranks.append(
+                    {
+                        **state.about,
+                        "state": _state_of(state, now),
+                        "age": round(max(0.0, now - state.heard_at), 1),
+                        "idle": round(state.idle, 1),
+                        "counters": dict(state.counters),
+                        "process": dict(state.process),
+                        "rates": {name: round(value, 2) for name, value in state.rates.items()},
+                        "parts": {name: round(value, 4) for name, value in state.parts.items()},
+                        "late": round(late.get(rank, 0.0), 5),
+                        "times_late": times,
+                        "seconds_waited_for": round(seconds, 4),
+                        "stack": state.stack,
+                        **({"history": {k: list(v) for k, v in state.history.items()}} if with_history else {}),
+                    }
+                )
+            return {
+                **self._about,
+                "time": now,
+                "generation": self._generation,
+                "size": self._size,
+                "ended": self._ended,
+                "ranks": ranks,
+                "straggler": self._lateness.verdict(sum(each["most_waiting"] for each in recent) / max(1, len(recent))),
+                "tensors": self._lateness.tensors(),
+                "stall": _find_stall(ranks),
+                "history": list(self._history),
+                "events": [dict(event) for event in self._events],
+                "event_counts": dict(self._num_events),
+                "output": {str(number): tail.decode(errors="replace") for number, tail in self._tails.items()},
+            }
+
+    def end(self, text: str) -> None:
+        """Note that the job has ended."""
+        with self._lock:
+            self._ended = True
+            self._add("end", text)
+
+
+def _state_of(state: RankState, now: float) -> str:
+    if state.ended:
+        return "ended"
+    if now - state.heard_at >= SILENT_S:
+        return "silent"
+    return "stalled" if state.stack is not None else "running"
+
+
+def _find_stall(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Group the ranks that have completed nothing for some seconds by their stacks; None if one has."""
+    stuck = [each for each in ranks if each["state"] == "stalled"]
+    live = sum(each["state"] in ("running", "stalled") for each in ranks)
+    if not stuck or len(stuck) < live:
+        return None
+    groups = Counter(each["stack"] for each in stuck)
+    return {
+        "seconds": min(each["idle"] for each in stuck),
+        "stacks": [
+            {"ranks": [each["rank"] for each in stuck if each["stack"] == stack], "stack": stack}
+            for stack, _ in sorted(groups.items(), key=lambda item: item[1])[:16]
+        ],
+        "silent": [each["rank"] for each in ranks if each["state"] == "silent"],
+    }

@@ -1,0 +1,142 @@
+"""The server to which the ranks of a job send their reports. Reports are JSON, and are checked before they are used.
+
+A report is an object. The fields that may be missing have not changed since the last report of the connection.
+
+``sent``, ``idle``
+    The time by the clock of the rank; and for how many seconds the rank has completed nothing.
+``rank``
+    In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
+``counters``, ``process``
+    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory and
+    processor time.
+``late``
+    From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
+``collectives``
+    Some of the collectives since the last report: number, kind, name, bytes, and when it was enqueued.
+``stack``
+    The stacks of the rank's Python threads, or null.
+``end``
+    True in the last report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from horovodlike._net.secure_channel import Identity, JobKey, job_digest
+from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer
+from horovodlike.monitor.board import Board
+
+_MOST_COLLECTIVES = 64
+_MOST_RANKS = 65536
+_LONGEST_NAME = 256
+_LONGEST_STACK = 16384
+_NUMBERS = {
+    "counters": (
+        *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
+        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds"),
+    ),
+    "process": ("resident_bytes", "cpu_seconds", "gpu_bytes", "gpu_reserved_bytes"),
+}
+
+
+class Collector:
+    """The connections of the ranks. Belongs to one thread, which waits for :meth:`fileno` and calls :meth:`attend`."""
+
+    def __init__(self, key: JobKey, board: Board, expected: int) -> None:
+        """Start without a listening socket.
+
+        Args:
+            key: The key that ranks must have.
+            board: Gets the reports.
+            expected: How many ranks the job may have, for a limit of connections.
+        """
+        self._board = board
+        self._about: dict[Connection, dict[str, Any]] = {}
+        self.server = SecureServer(key, self, who="rank", expected=expected)
+
+    def on_connect(self, connection: Connection, identity: Identity) -> str | None:
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        if identity.job != job_digest("monitor"):
+            return "it belongs to another job, although it has the key of this one"
+        self.server.send(connection, {"welcome": identity.rank})
+        return None
+
+    def on_message(self, connection: Connection, payload: bytes) -> None:
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        try:
+            message = json.loads(payload)
+            about = self._about.get(connection)
+            if about is None:
+                about = _read_about(message["rank"], connection.rank)
+                if not self._board.take_hello(about):
+                    raise ProtocolError("its generation is over")
+                self._about[connection] = about
+            self._board.take_report(connection.rank, read_report(message))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"it sent a report that makes no sense ({type(error).__name__})") from None
+
+    def on_disconnect(self, connection: Connection, reason: str) -> None:
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        about = self._about.pop(connection, None)
+        if about is not None:
+            self._board.lose(connection.rank, about)
+
+
+def _read_about(found: Any, rank: int) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        name: _integer(found[name]) for name in ("rank", "size", "generation", "pid", "local_rank", "worker")
+    }
+    if about["rank"] != rank or not 0 <= rank < about["size"] <= _MOST_RANKS:
+        raise ValueError("rank")
+    return {**about, "host": _text(found["host"], _LONGEST_NAME)}
+
+
+def read_report(message: Any) -> dict[str, Any]:
+    """Check a report, and complete it.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is not a report.
+    """
+    report: dict[str, Any] = {"sent": _number(message["sent"]), "idle": _number(message["idle"])}
+    for part, names in _NUMBERS.items():
+        found = message.get(part, {})
+        report[part] = {name: _number(found[name]) for name in names if name in found}
+    report["late"] = {
+        _integer(rank): (_integer(times), _number(seconds)) for rank, times, seconds in message.get("late", [])
+    }
+    report["collectives"] = [
+        [_integer(number), _text(kind, _LONGEST_NAME), _text(name, _LONGEST_NAME), _integer(size), _number(enqueued)]
+        for number, kind, name, size, enqueued in message.get("collectives", [])[:_MOST_COLLECTIVES]
+    ]
+    if "stack" in message:
+        report["stack"] = None if message["stack"] is None else _text(message["stack"], _LONGEST_STACK)
+    return {**report, "end": message.get("end") is True}
+
+
+def _checked(convert: Callable[[Any], Any], value: Any, *types: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(type(value).__name__)
+    return convert(value)
+
+
+def _integer(value: Any) -> int:
+    number: int = _checked(int, value, int)
+    if not 0 <= number < 2**63:
+        raise ValueError("out of range")
+    return number
+
+
+def _number(value: Any) -> float:
+    number: float = _checked(lambda given: given, value, int, float)
+    if not 0 <= number < math.inf:
+        raise ValueError("out of range")
+    return number
+
+
+def _text(value: Any, longest: int) -> str:
+    text: str = _checked(str, value, str)
+    return text[:longest]

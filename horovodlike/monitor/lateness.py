@@ -1,0 +1,143 @@
+"""By how much each rank is late for collectives, from the times at which ranks have enqueued the same ones. Pure.
+
+The clocks of hosts differ. A report says when it was sent, by the clock of its host, and it arrives some time later.
+The least of these differences over all reports of a host is how far its clock is behind, plus the least time in the
+network. So lateness between hosts is right to about a millisecond where the network takes no longer than that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+EVALUATED_S = 2.5
+"""How old a collective is when it counts even though some ranks have not reported it: they take no part in it."""
+LATE_S = 0.001
+WAITING_SHARE = 0.05
+"""If no rank waits longer than this share of its time, none holds the others up."""
+BLAMED_SHARE = 0.6
+"""The share of all lateness that one rank must have to be the straggler."""
+WINDOW = 8
+"""How many points, one a second, the verdict looks at."""
+_FEWEST = 3
+_MOST_COLLECTIVES = 512
+_MOST_TENSORS = 200
+_SHOWN_TENSORS = 20
+
+
+class _Collective:
+    __slots__ = ("kind", "name", "num_bytes", "times")
+
+    def __init__(self, kind: str, name: str, num_bytes: int) -> None:
+        self.kind, self.name, self.num_bytes = kind, name, num_bytes
+        self.times: dict[int, float] = {}
+
+
+class Lateness:
+    """The lateness of ranks in one generation.
+
+    Attributes:
+        by_rank: The mean lateness of each rank over the last collectives, in seconds.
+    """
+
+    def __init__(self) -> None:
+        """Start without any collective."""
+        self.by_rank: dict[int, float] = {}
+        self._behind: dict[str, float] = {}  # host -> seconds
+        self._waiting: OrderedDict[int, _Collective] = OrderedDict()
+        self._evaluated = 0  # numbers up to this one are not waited for any more
+        self._tensors: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._points: list[dict[int, tuple[int, float]]] = []  # rank -> how often it was last, and the sum of seconds
+
+    def take(self, rank: int, host: str, sent: float, received: float, collectives: Iterable[list[Any]]) -> None:
+        """Take the collectives of a report, each with number, kind, name, bytes and the time of its enqueue.
+
+        Args:
+            rank: The rank.
+            host: Its host.
+            sent: When the report was sent, by the clock of that host.
+            received: When it arrived, by the clock here.
+            collectives: The collectives.
+        """
+        behind = self._behind[host] = min(received - sent, self._behind.get(host, received - sent))
+        for number, kind, name, num_bytes, enqueued in collectives:
+            if number <= self._evaluated:
+                continue
+            collective = self._waiting.get(number)
+            if collective is None:
+                collective = self._waiting[number] = _Collective(kind, name, num_bytes)
+            collective.times[rank] = enqueued + behind
+        while len(self._waiting) > _MOST_COLLECTIVES:
+            self._waiting.popitem(last=False)
+
+    def evaluate(self, now: float, size: int) -> dict[int, float]:
+        """Close the collectives that all ranks have reported, or that are old; return the lateness of each rank."""
+        done = [
+            number
+            for number, each in self._waiting.items()
+            if len(each.times) >= size or now - max(each.times.values()) > EVALUATED_S
+        ]
+        point: dict[int, tuple[int, float]] = {}
+        sums: dict[int, list[float]] = {}
+        for number in done:
+            each = self._waiting.pop(number)
+            if len(each.times) < 2:
+                continue
+            self._evaluate(each, point, sums)
+        self._evaluated = max([self._evaluated, *(number for number in done if number < min(self._waiting, default=0))])
+        self._points = [*self._points, point][-WINDOW:]
+        if sums:
+            self.by_rank = {rank: sum(found) / len(found) for rank, found in sums.items()}
+        return self.by_rank
+
+    def _evaluate(self, each: _Collective, point: dict[int, tuple[int, float]], sums: dict[int, list[float]]) -> None:
+        first = min(each.times.values())
+        last, at = max(each.times.items(), key=lambda item: item[1])
+        for rank, when in each.times.items():
+            sums.setdefault(rank, []).append(when - first)
+        seconds = at - first
+        if seconds < LATE_S:
+            return
+        times, total = point.get(last, (0, 0.0))
+        point[last] = times + 1, total + seconds
+        tensor = self._tensors.pop(each.name, None)
+        if tensor is None:
+            tensor = {"name": each.name, "kind": each.kind, "bytes": each.num_bytes, "times": 0, "seconds": 0.0}
+        self._tensors[each.name] = tensor
+        tensor["times"] += 1
+        tensor["seconds"] = round(tensor["seconds"] + seconds, 6)
+        tensor["last_rank"], tensor["last_seconds"] = last, round(seconds, 6)
+        while len(self._tensors) > _MOST_TENSORS:
+            self._tensors.popitem(last=False)
+
+    def tensors(self) -> list[dict[str, Any]]:
+        """Return the tensors for which ranks were waited for longest: name, how often, seconds, and the last rank."""
+        worst = sorted(self._tensors.values(), key=lambda tensor: -tensor["seconds"])
+        return [dict(tensor) for tensor in worst[:_SHOWN_TENSORS]]
+
+    def verdict(self, waiting: float) -> dict[str, Any] | None:
+        """Return the rank that has held up the others in the last seconds, and the evidence; None if there is none.
+
+        Args:
+            waiting: The share of the time that the rank that waits most has waited.
+        """
+        totals: dict[int, list[float]] = {}
+        for point in self._points:
+            for rank, (times, seconds) in point.items():
+                total = totals.setdefault(rank, [0, 0.0])
+                total[0] += times
+                total[1] += seconds
+        if not totals or waiting < WAITING_SHARE:
+            return None
+        rank, (count, sum_of_seconds) = max(totals.items(), key=lambda item: item[1][1])
+        share = sum_of_seconds / sum(seconds for _, seconds in totals.values())
+        if count < _FEWEST or share < BLAMED_SHARE:
+            return None
+        return {
+            "rank": rank,
+            "share": round(share, 3),
+            "waiting": round(waiting, 3),
+            "seconds_each": round(sum_of_seconds / count, 6),
+            "window_seconds": len(self._points),
+        }

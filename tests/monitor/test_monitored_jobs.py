@@ -1,0 +1,227 @@
+"""Real jobs with a monitor."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monitors import fetch, state_of, wait_for
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+TRAIN = """
+        import os, sys, time
+        import numpy as np
+        import horovodlike as hvd
+
+        hvd.init()
+        step = 0
+        while not os.path.exists("stop"):
+            if hvd.rank() == 1:
+                time.sleep(0.02)
+            hvd.allreduce(np.ones(1000, np.float32), name=f"layer{step % 2}")
+            stops = hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="stop")
+            step += 1
+            if stops[0]:
+                break
+        print("done", hvd.rank(), flush=True)
+"""
+
+
+def test_a_job_of_two_ranks(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
+    script = program(TRAIN)
+    job, url = watched("--metrics-file", "job.prom", "--output-filename", "logs", "-np", 2, sys.executable, script)
+    state = wait_for(url, lambda found: found["straggler"])
+    assert state["straggler"]["rank"] == 1
+    assert state["straggler"]["seconds_each"] == pytest.approx(0.02, abs=0.015)
+    assert state["output_directory"] == "logs"
+    assert [each["rank"] for each in state["ranks"]] == [0, 1]
+    assert state["ranks"][0]["counters"]["requests"] > 10
+    assert state["ranks"][0]["process"]["resident_bytes"] > 1_000_000
+    assert state["ranks"][0]["parts"]["waiting"] > state["ranks"][1]["parts"]["waiting"]
+    assert state["ranks"][1]["seconds_waited_for"] > 0.1
+    assert state["tensors"][0]["last_rank"] == 1
+    families = {family.name: family for family in parse_text(fetch(url, "/metrics")[2].decode())}
+    assert len(families["horovodlike_batches"].samples) == 2
+    (tmp_path / "stop").touch()
+    ended = job.finish()
+    assert ended.code == 0
+    assert sorted(re.findall(rb"done \d", ended.out)) == [b"done 0", b"done 1"]
+    text = (tmp_path / "job.prom").read_text()
+    values = {
+        (sample.name, *sample.labels.values()): sample.value for family in parse_text(text) for sample in family.samples
+    }
+    assert values["horovodlike_ranks_in_state", "ended"] == 2
+    assert values["horovodlike_events_total", "end"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if "prom" in path.name) == ["job.prom"]
+
+
+def test_a_stall_with_its_stacks(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
+    script = program("""
+        import os, time
+        import numpy as np
+        import horovodlike as hvd
+
+        def load_data():
+            while not os.path.exists("stop"):
+                time.sleep(0.05)
+
+        hvd.init()
+        hvd.allreduce(np.ones(4, np.float32), name="first")
+        if hvd.rank() == 1:
+            load_data()
+        hvd.allreduce(np.ones(4, np.float32), name="second")
+    """)
+    environ = {"HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "1"}
+    job, url = watched("-np", 2, sys.executable, script, env=environ)
+    state = wait_for(url, lambda found: found["stall"] and found["event_counts"]["stall"])
+    stacks = {tuple(group["ranks"]): group["stack"] for group in state["stall"]["stacks"]}
+    assert "in load_data" in stacks[1,]
+    assert "allreduce" in stacks[0,]
+    event = next(each for each in state["events"] if each["kind"] == "stall")
+    assert "second'" in event["text"]
+    assert "monitor" not in event["text"]
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
+
+
+def test_ranks_go_on_without_their_launcher_answering(
+    watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The monitor's thread is in hvdrun: if that is stopped, ranks must neither wait nor fail."""
+    script = program("""
+        import os, time
+        import numpy as np
+        import horovodlike as hvd
+
+        hvd.init()
+        steps, until = 0, time.monotonic() + 4.0
+        while time.monotonic() < until:
+            begin = time.monotonic()
+            hvd.allreduce(np.ones(4, np.float32), name="x")
+            if os.path.exists("stopped"):
+                steps += 1
+                assert time.monotonic() - begin < 1.0
+            time.sleep(0.01)
+            if hvd.allreduce(np.array([time.monotonic() >= until], np.float32), op=hvd.Max, name="end")[0]:
+                break
+        open(f"steps{hvd.rank()}", "w").write(str(steps))
+        hvd.shutdown()
+    """)
+    job, url = watched("-np", 2, sys.executable, script)
+    wait_for(url, lambda found: len(found["ranks"]) == 2)
+    job.signal(signal.SIGSTOP)
+    (tmp_path / "stopped").touch()
+    while not all((tmp_path / f"steps{rank}").exists() for rank in range(2)):
+        os.sched_yield()
+    job.signal(signal.SIGCONT)
+    assert job.finish().code == 0
+    assert all(int((tmp_path / f"steps{rank}").read_text()) > 20 for rank in range(2))
+
+
+def test_an_elastic_job_shows_its_generations(
+    watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script = program("""
+        import os, signal, time
+        import numpy as np
+        import horovodlike as hvd
+        from horovodlike import elastic
+
+        hvd.init()
+
+        @elastic.run
+        def train(state):
+            while not os.path.exists("stop"):
+                hvd.allreduce(np.ones(4, np.float32), name="x")
+                if os.path.exists("kill") and os.environ["HOROVODLIKE_WORKER"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.01)
+                state.commit()
+                if hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="end")[0]:
+                    break
+
+        train(elastic.ObjectState(batch=0))
+    """)
+    job, url = watched("-np", 2, "--min-np", 1, "--max-np", 2, sys.executable, script)
+    wait_for(url, lambda found: len(found["ranks"]) == 2 and found["generation"] == 1)
+    (tmp_path / "kill").touch()
+    state = wait_for(url, lambda found: found["generation"] >= 2 and found["ranks"])
+    assert "worker 1" in " ".join(each["text"] for each in state["events"])
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
+
+
+def test_nothing_of_it_is_imported_without_being_asked_for(hvdrun_modules: Callable[..., str]) -> None:
+    assert "monitor" not in hvdrun_modules()
+    assert "reporter" not in hvdrun_modules()
+
+
+@pytest.fixture
+def hvdrun_modules(tmp_path: Path, program: Callable[[str], Path]) -> Callable[..., str]:
+    from support.hvdrun_process import Launch
+
+    script = program("""
+        import sys
+        import horovodlike as hvd
+        hvd.init()
+        print([name for name in sys.modules if name.startswith("horovodlike") or name in ("asyncio", "psutil")])
+    """)
+
+    def run() -> str:
+        launch = Launch(["-np", "1", sys.executable, str(script)], cwd=tmp_path)
+        ended = launch.finish()
+        launch.close()
+        assert ended.code == 0
+        return ended.out.decode()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--monitor=x", "-np", "1", "true"], "--monitor=x cannot be used: it must be a port"),
+        (["--monitor=65536", "-np", "1", "true"], "--monitor=65536 cannot be used"),
+        (["--metrics-file", "nowhere/x.prom", "-np", "1", "true"], "--metrics-file nowhere/x.prom cannot be written"),
+    ],
+)
+def test_what_cannot_be_used(tmp_path: Path, words: list[str], text: str) -> None:
+    from support.hvdrun_process import Launch
+
+    launch = Launch(words, cwd=tmp_path)
+    ended = launch.finish()
+    launch.close()
+    assert ended.code == 2
+    assert text in ended.err
+
+
+def test_a_port_in_use(watched: Callable[..., Any], tmp_path: Path) -> None:
+    from support.hvdrun_process import Launch
+
+    job, url = watched("-np", 1, "sleep", 100)
+    port = re.search(r":(\d+)/", url)
+    assert port is not None
+    second = Launch([f"--monitor={port[1]}", "-np", "1", "true"], cwd=tmp_path)
+    ended = second.finish()
+    second.close()
+    assert ended.code == 1
+    assert f"the monitor cannot listen on 127.0.0.1 port {port[1]}" in ended.err
+    assert state_of(url)["ranks"] == []
+    job.signal(signal.SIGTERM)
+    job.finish()
+
+
+def test_the_token_can_be_chosen(watched: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("ab" * 32)
+    path.chmod(0o600)
+    job, url = watched("-np", 1, "sleep", 100, env={"HOROVODLIKE_MONITOR_TOKEN_FILE": str(path)})
+    assert url.endswith("token=" + "ab" * 32)
+    job.signal(signal.SIGTERM)
+    job.finish()

@@ -29,6 +29,8 @@ PROGRAMS = {
     "java": ("java", "openjdk-17-jre-headless"),  # for Spark
     "buildah": ("buildah", "buildah"),
     "debootstrap": ("debootstrap", "debootstrap"),
+    "chromium": ("chromium", "chromium"),
+    "prometheus": ("prometheus", "prometheus"),
 }
 # Made and shaped in a nameless namespace, which ends with the command.
 TRIAL = (

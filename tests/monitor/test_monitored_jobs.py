@@ -20,6 +20,7 @@ TRAIN = """
         import horovodlike as hvd
 
         hvd.init()
+        print("begun", hvd.rank(), flush=True)
         step = 0
         while not os.path.exists("stop"):
             if hvd.rank() == 1:

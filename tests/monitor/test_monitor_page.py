@@ -1,0 +1,156 @@
+"""The page in a real browser, and the metrics in a real Prometheus."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page, browser
+from monitors import fetch, port_of, running, token_of, wait_for
+from test_board import Job
+from test_monitored_jobs import TRAIN
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("chromium is not installed: `make tools` does")
+    folder = tmp_path / "browser"
+    folder.mkdir()
+    with browser(folder) as opened:
+        yield opened
+        assert opened.problems == []
+        assert len({re.sub(r"^(http://[^/]*/).*", r"\1", each) for each in opened.requests if each[:4] == "http"}) <= 1
+
+
+def test_a_straggler_is_shown_by_name(
+    page: Page, watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    job, url = watched("-np", 2, sys.executable, program(TRAIN))
+    wait_for(url, lambda found: len(found["ranks"]) == 2)
+    page.open(url)
+    begin = time.monotonic()
+    line = page.wait_for("document.querySelector('#verdict .bad')?.textContent")
+    assert line.startswith("▲ Rank 1 on localhost holds up the others")
+    assert time.monotonic() - begin < 8.0
+    page.wait_for("document.querySelector('#output').textContent.includes('begun 0')")
+    page.open("about:blank")
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
+
+
+def test_a_stall_and_a_loss_are_shown(page: Page) -> None:
+    job = Job(3)
+    job.now = time.time()
+    job.board._clock = time.time
+    with running(job.board) as monitor:
+        assert monitor.url is not None
+        for _ in range(2):
+            job.second({})
+        page.open(monitor.url)
+        page.wait_for("document.querySelectorAll('#ranks tr').length === 3")
+        assert page.value("document.querySelector('#stall').hidden")
+        for rank in range(3):
+            more = {"counters": {}, "process": {}, "late": {}, "collectives": [], "end": False}
+            stack = "File train.py, in <b>load</b>" if rank == 1 else "in synchronize"
+            job.board.take_report(rank, {"sent": time.time(), "idle": 4.0, "stack": stack, **more})
+        text = page.wait_for("!document.querySelector('#stall').hidden && document.querySelector('#stall').innerText")
+        assert "Rank 1\nFile train.py, in <b>load</b>" in text.replace("\n\n", "\n")
+        job.board.add_event("elastic", "worker 2 is lost")
+        from monitors import about
+
+        job.board.take_hello(about(0, 2, generation=2))
+        job.board.take_hello(about(1, 2, generation=2))
+        page.wait_for("document.querySelectorAll('#ranks tr').length === 2")
+        assert "generation 2: 2 ranks" in page.wait_for("document.querySelector('#events').innerText")
+
+
+@pytest.mark.parametrize("size", [2, 1024])
+def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
+    job = Job(size)
+    for _ in range(3):
+        job.second({size - 1: 0.08}, steps=2)
+    job.now = time.time()
+    job.board._clock = time.time
+    for state in job.board._ranks.values():
+        state.heard_at = time.time() + 1000
+    with running(job.board) as monitor:
+        assert monitor.url is not None
+        page.resize(1200, 1600)
+        page.open(monitor.url)
+        page.wait_for(f"document.querySelectorAll('#ranks tr').length === {min(size, 128)}")
+        page.value("document.querySelector('#heat').focus()")
+        page.press("ArrowDown", 40)
+        page.wait_for("document.querySelector('#heat-text').textContent.startsWith('Rank 1 on')")
+        assert page.value("document.querySelector('#output-of').textContent") == "rank 1"
+        for width, scheme in ((1200, "light"), (1200, "dark"), (360, "light")):
+            page.resize(width, 1600, scheme)
+            page.wait_for(f"innerWidth === {width}")
+            assert page.value("document.documentElement.scrollWidth <= innerWidth")
+            page.save(tmp_path / f"{size}-{width}-{scheme}.png")
+        drawn = "[...document.querySelector('#heat').getContext('2d').getImageData(0,0,300,100).data].some(v => v)"
+        assert page.value(drawn)
+
+
+def test_a_wrong_token_is_explained(page: Page) -> None:
+    with running() as monitor:
+        assert monitor.url is not None
+        page.open(monitor.url)
+        page.wait_for("document.querySelector('#connection').textContent.startsWith('As of')")
+        page.value("document.body.dataset.seen = 1")
+        headers = fetch(monitor.url, "/")[1]
+        assert "script-src 'sha256-" in headers["Content-Security-Policy"]
+        blocked = "fetch('http://localhost:1/').then(() => 'sent', () => 'blocked')"
+        answer = page.call("Runtime.evaluate", expression=blocked, awaitPromise=True, returnByValue=True)
+        assert answer["result"]["value"] == "blocked"
+        page.value("0")
+        assert any("Content Security Policy" in each or "violates" in each for each in page.problems)
+        page.problems.clear()
+        page.requests[:] = [each for each in page.requests if ":1/" not in each]
+
+
+def test_a_real_prometheus(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
+    if not Path("/usr/bin/prometheus").exists():
+        pytest.skip("prometheus is not installed: `make tools` does")
+    job, url = watched("-np", 4, sys.executable, program(TRAIN))
+    wait_for(url, lambda found: len(found["ranks"]) == 4)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=fetch(url, "/metrics")[2], capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, b"")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "prometheus.yml").write_text(f"""
+global: {{scrape_interval: 1s}}
+scrape_configs:
+- job_name: training
+  authorization: {{credentials: {token_of(url)}}}
+  static_configs: [{{targets: ["127.0.0.1:{port_of(url)}"]}}]
+""")
+    words = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
+    server = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path}/data"], stderr=subprocess.DEVNULL)
+    try:
+        query = f"http://127.0.0.1:{port}/api/v1/query?query=count(rate(horovodlike_batches_total[5s])>0)"
+        deadline = time.monotonic() + 30
+        answer = b""
+        while b'"4"' not in answer:
+            assert time.monotonic() < deadline and server.poll() is None, answer
+            time.sleep(0.2)
+            try:
+                answer = urllib.request.urlopen(query.replace(">", "%3E"), timeout=5).read()
+            except OSError:
+                continue
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(20)
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from horovodlike.basics import *
     from horovodlike.errors import *
     from horovodlike.launcher.run import run as run
+    from horovodlike.monitor.callbacks import on_metrics as on_metrics
     from horovodlike.process_set import ProcessSet as ProcessSet
     from horovodlike.process_set import add_process_set as add_process_set
     from horovodlike.process_set import global_process_set as global_process_set
@@ -80,6 +81,7 @@ _NAMES = {
         *("ConfigError", "DamagedRecordsError", "HorovodVersionMismatchError"),
     ),
     "horovodlike.launcher.run": ("run",),
+    "horovodlike.monitor.callbacks": ("on_metrics",),
     "horovodlike.process_set": ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),
     "horovodlike.progress": ("report_progress",),
     "horovodlike.timeline": ("start_timeline", "stop_timeline"),

@@ -1,1 +1,94 @@
-"""The monitor of a job."""
+"""The monitor of a job: a page that people watch, and metrics for Prometheus.
+
+``hvdrun --monitor`` has it in the launcher. :func:`start` has it on rank 0, for jobs that are started otherwise. No job
+imports any of this without being asked to.
+
+* :mod:`horovodlike.monitor.collector`: takes the reports that each rank sends (``horovodlike._engine.reporter``)
+* :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.lateness`: the state of the job that follows from them
+* :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
+* :mod:`horovodlike.monitor.server`: the thread that runs all that
+* :mod:`horovodlike.monitor.callbacks`: numbers for other trackers of experiments
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from horovodlike import basics
+from horovodlike._bootstrap.environment import MONITOR_PORT
+from horovodlike._bootstrap.job_key import monitor_key
+from horovodlike._engine import reporter
+from horovodlike._net.secure_channel import JobKey
+from horovodlike.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from horovodlike.monitor.server import Monitor
+
+__all__ = ["start", "stop"]
+
+_running: Monitor | None = None
+
+
+def start(port: int = 0, host: str = "127.0.0.1") -> str | None:
+    """Start the monitor of a job that was started without ``hvdrun --monitor``, on rank 0.
+
+    Collective: all ranks call it, after ``init()``. ``shutdown()`` ends it. The output of ranks and the reports on
+    stalls that rank 0 prints do not pass through it, so the page lacks these.
+
+    Args:
+        port: The port of the page; 0: a free one.
+        host: The address at which rank 0 answers readers. Others than a loopback address let other hosts read it,
+            without encryption.
+
+    Returns:
+        On rank 0 the address of the page, with its token; on the other ranks None. Also None, and nothing is started,
+        where ``hvdrun --monitor`` or ``--metrics-file`` has a monitor already.
+
+    Raises:
+        NotInitializedError: Not initialised.
+        RendezvousError: Rank 0 cannot listen there; on all ranks.
+    """
+    global _running
+    from horovodlike.objects import broadcast_object
+
+    if os.environ.get(MONITOR_PORT):
+        return None
+    place, key = basics.place(), basics.object_key() or JobKey.random()
+    stop()
+    found: tuple[str, int] | str | None = None
+    if place.rank == 0:
+        try:
+            _running = _serve(port, host, monitor_key(key), place.size)
+            found = basics.address() or "127.0.0.1", _running.port
+        except RendezvousError as error:
+            found = str(error)
+    if place.size > 1:
+        found = broadcast_object(found, name="horovodlike.monitor")
+    if isinstance(found, str):
+        raise RendezvousError(found)
+    assert found is not None
+    reporter.start(reporter.Target(*found, monitor_key(key)), place)
+    return None if _running is None else _running.url
+
+
+def _serve(port: int, host: str, key: JobKey, size: int) -> Monitor:
+    import horovodlike
+    from horovodlike.monitor.board import Board
+    from horovodlike.monitor.server import Monitor
+
+    monitor = Monitor(Board("", horovodlike.__version__), key, size=size, host=host, port=port)
+    monitor.start([basics.address() or "127.0.0.1"])
+    return monitor
+
+
+def stop() -> None:
+    """End the monitor on this rank; do nothing if there is none. May be called from any thread."""
+    global _running
+    monitor, _running = _running, None
+    reporter.stop()
+    if monitor is not None:
+        monitor.close()
+
+
+basics.on_shutdown(stop)

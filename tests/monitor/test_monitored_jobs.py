@@ -226,3 +226,45 @@ def test_the_token_can_be_chosen(watched: Callable[..., Any], tmp_path: Path) ->
     assert url.endswith("token=" + "ab" * 32)
     job.signal(signal.SIGTERM)
     job.finish()
+
+
+def test_a_monitor_on_rank_0(tmp_path: Path, program: Callable[[str], Path]) -> None:
+    script = program("""
+        import json, os, sys, threading, time, urllib.request
+        import numpy as np
+        import horovodlike as hvd
+        from horovodlike import monitor
+
+        hvd.init()
+        seen = []
+        hvd.on_metrics(seen.append, seconds=0.2)
+        for again in range(2):
+            url = monitor.start()
+            assert (url is None) == (hvd.rank() != 0), url
+            done = False
+            while not done:
+                time.sleep(0.02 * hvd.rank())
+                hvd.allreduce(np.ones(1000, np.float32), name="x")
+                if url:
+                    state = json.load(urllib.request.urlopen(url.replace("/?", "/api/state?")))
+                    done = len(state["ranks"]) == 2 and any(each["late"] for each in state["ranks"]) and len(seen) > 2
+                done = bool(hvd.allreduce(np.array([done], np.float32), op=hvd.Max, name="done")[0])
+        if url:
+            assert state["straggler"] is None or state["straggler"]["rank"] == 1
+            assert seen[-1]["straggler_rank"] == 1 and seen[-1]["batches_per_second"] > 1
+        hvd.shutdown()
+        left = [each.name for each in threading.enumerate() if "horovodlike" in each.name]
+        assert not left, left
+        if url:
+            try:
+                urllib.request.urlopen(url, timeout=5)
+            except OSError:
+                print("closed")
+    """)
+    from support.hvdrun_process import Launch
+
+    launch = Launch(["-np", "2", sys.executable, str(script)], cwd=tmp_path)
+    ended = launch.finish()
+    launch.close()
+    assert ended.code == 0, ended.err
+    assert ended.lines_of(0) == [b"closed"]

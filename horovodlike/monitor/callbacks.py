@@ -1,0 +1,87 @@
+"""Metrics of rank 0 for trackers of experiments, such as Weights & Biases, MLflow and TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from horovodlike import basics
+from horovodlike._engine.metrics import metrics
+
+__all__ = ["on_metrics"]
+
+_FAREWELL_S = 2.0
+
+
+def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 10.0) -> None:
+    """Have a function called with the metrics of rank 0 again and again, until ``shutdown()``.
+
+    Call it on all ranks, after ``init()``: on ranks other than 0 it does nothing. The function is called in a thread of
+    its own. What it raises is printed, and it is not called again.
+
+    Args:
+        function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``
+            and ``batches_per_second`` since the last call; and, if the ranks have waited for one since then,
+            ``straggler_rank`` and ``straggler_seconds``: the one they have waited for longest, and for how long.
+        seconds: The time between calls.
+
+    Raises:
+        NotInitializedError: Not initialised.
+        ValueError: ``seconds`` is not positive.
+    """
+    if not seconds > 0:
+        raise ValueError(f"on_metrics: seconds must be positive, got {seconds!r}")
+    if basics.rank() == 0:
+        thread = _Callback(function, seconds)
+        _threads.append(thread)
+        thread.start()
+
+
+class _Callback(threading.Thread):
+    def __init__(self, function: Callable[[dict[str, float]], object], seconds: float) -> None:
+        super().__init__(name="horovodlike-metrics", daemon=True)
+        self._function = function
+        self._seconds = seconds
+        self._before = metrics()
+        self._at = time.monotonic()
+        self.ends = threading.Event()
+
+    def run(self) -> None:
+        while not self.ends.wait(self._seconds):
+            try:
+                self._function(self._measure())
+            except Exception:
+                print("horovodlike warning: the function given to on_metrics() has failed:", file=sys.stderr)
+                traceback.print_exc()
+                return
+
+    def _measure(self) -> dict[str, float]:
+        before, now, at = self._before, metrics(), time.monotonic()
+        elapsed, self._before, self._at = at - self._at, now, at
+        values: dict[str, float] = {name: value for name, value in now.items() if isinstance(value, int | float)}
+        values["bytes_per_second"] = (now["bytes"] - before["bytes"]) / elapsed
+        values["requests_per_second"] = (now["requests"] - before["requests"]) / elapsed
+        values["batches_per_second"] = (now["batches"] - before["batches"]) / elapsed
+        waits = [
+            after["seconds_waited_for"] - earlier["seconds_waited_for"]
+            for earlier, after in zip(before["stragglers"], now["stragglers"], strict=False)
+        ]
+        if waits and max(waits) > 0:
+            values["straggler_rank"] = waits.index(max(waits))
+            values["straggler_seconds"] = max(waits)
+        return values
+
+
+def _end() -> None:
+    while _threads:
+        thread = _threads.pop()
+        thread.ends.set()
+        if thread is not threading.current_thread():
+            thread.join(_FAREWELL_S)
+
+
+_threads: list[_Callback] = []
+basics.on_shutdown(_end)

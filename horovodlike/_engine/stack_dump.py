@@ -21,11 +21,6 @@ __all__ = ["describe_threads", "start", "stop"]
 _NAME = "hvl-stacks"
 # Threads that do not show what delays the rank.
 _OURS = (_NAME, "horovodlike-elastic", "horovodlike-monitor", "horovodlike-monitor-report", "horovodlike-metrics")
-    _NAME,
-    "horovodlike-elastic",
-    "horovodlike-monitor",
-    "horovodlike-monitor-report",
-)  # threads that do not show what delays the rank
 _MAX_FRAMES_OF_OTHERS = 4
 
 _answering: threading.Thread | None = None

@@ -29,7 +29,7 @@ HVDRUN_RECORDS = HVDRUN.with_name("hvdrun-records")
 
 # What `hvd` is in pages that are not about PyTorch.
 FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodlike", "records.md": "horovodlike"}
-FRAMEWORKS |= {"parameter_server.md": "horovodlike"}
+FRAMEWORKS |= {"parameter_server.md": "horovodlike", "monitor.md": "horovodlike"}
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
@@ -91,9 +91,9 @@ def check_python(words: list[str]) -> None:
 
 def check_hvdrun(words: list[str], help_text: str) -> None:
     while words and words[0].startswith("-"):
-        option = words.pop(0)
+        option, has_value, _ = words.pop(0).partition("=")
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"hvdrun has no {option}"
-        if option not in (
+        if not has_value and option not in (
             "--check-build",
             "--compat",
             "--verbose",
@@ -102,6 +102,7 @@ def check_hvdrun(words: list[str], help_text: str) -> None:
             "--selftest",
             "--mpi",
             "--no-detect",
+            "--monitor",
         ):
             words.pop(0)
     if words and words[0] == "python":

@@ -4,7 +4,7 @@
 imports any of this without being asked to.
 
 * :mod:`horovodlike.monitor.collector`: takes the reports that each rank sends (``horovodlike._engine.reporter``)
-* :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.lateness`: the state of the job that follows from them
+* :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.delays`: the state of the job that follows from them
 * :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
 * :mod:`horovodlike.monitor.server`: the thread that runs all that
 * :mod:`horovodlike.monitor.callbacks`: numbers for other trackers of experiments

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovodlike.monitor.lateness import WINDOW, Lateness
+from horovodlike.monitor.delays import WINDOW, Delays
 
 HISTORY = 300
 """How many points of its history a job has, one a second."""
@@ -33,7 +33,7 @@ _PARTS = ("waiting", "communicating", "computing")
 
 @dataclass(eq=False)
 class RankState:
-    """What is known of one rank.
+    """The newest reports of one rank.
 
     Attributes:
         about: The fixed part: host, process id and so on, from its first report.
@@ -46,7 +46,7 @@ class RankState:
         idle: How long it had completed nothing, in seconds.
         stack: Where its Python threads are; None unless it has completed nothing for some seconds.
         ended: Whether it has said that this is the end.
-        history: For each of the parts, and for its lateness in milliseconds, the last points.
+        history: For each of the parts, and for its delay in milliseconds, the last points.
     """
 
     about: dict[str, Any]
@@ -109,7 +109,7 @@ class Board:
         self._size = 0
         self._ranks: dict[int, RankState] = {}
         self._stragglers: dict[int, tuple[int, float]] = {}  # rank -> times late, seconds
-        self._lateness = Lateness()
+        self._delays = Delays()
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
         self._num_events = dict.fromkeys(_EVENT_KINDS, 0)
@@ -129,9 +129,9 @@ class Board:
                 if self._generation:
                     self._add("elastic", f"generation {about['generation']}: {about['size']} ranks")
                 self._generation, self._size = about["generation"], about["size"]
-                self._ranks, self._stragglers, self._lateness = {}, {}, Lateness()
+                self._ranks, self._stragglers, self._delays = {}, {}, Delays()
             elif about["rank"] == 0:  # after shutdown() and init(), collectives are numbered from 1 again
-                self._lateness = Lateness()
+                self._delays = Delays()
             self._ranks[about["rank"]] = RankState(about, heard_at=self._clock())
             return True
 
@@ -150,7 +150,7 @@ class Board:
             state.ended = report["end"]
             self._stragglers.update(report["late"])
             host = str(state.about["host"])
-            self._lateness.take(rank, host, report["sent"], now, report["collectives"])
+            self._delays.take(rank, host, report["sent"], now, report["collectives"])
 
     def lose(self, rank: int, about: dict[str, Any]) -> None:
         """Note that the connection of a rank has ended."""
@@ -206,7 +206,7 @@ class Board:
         """Add a point to the history; called each second."""
         with self._lock:
             now = self._clock()
-            late = self._lateness.evaluate(now, self._size)
+            late = self._delays.evaluate(now, self._size)
             live = [state for state in self._ranks.values() if now - state.heard_at < SILENT_S]
             for rank, state in self._ranks.items():
                 state.note(late.get(rank, 0.0))
@@ -229,7 +229,7 @@ class Board:
         """
         with self._lock:
             now = self._clock()
-            late, recent = self._lateness.by_rank, list(self._history)[-WINDOW:]
+            late, recent = self._delays.by_rank, list(self._history)[-WINDOW:]
             ranks = []
             for rank in sorted(self._ranks):
                 state = self._ranks[rank]
@@ -258,8 +258,8 @@ class Board:
                 "size": self._size,
                 "ended": self._ended,
                 "ranks": ranks,
-                "straggler": self._lateness.verdict(sum(each["most_waiting"] for each in recent) / max(1, len(recent))),
-                "tensors": self._lateness.tensors(),
+                "straggler": self._delays.verdict(sum(each["most_waiting"] for each in recent) / max(1, len(recent))),
+                "tensors": self._delays.tensors(),
                 "stall": _find_stall(ranks),
                 "history": list(self._history),
                 "events": [dict(event) for event in self._events],

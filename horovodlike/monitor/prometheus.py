@@ -150,7 +150,7 @@ FAMILIES = (
         _of_ranks(lambda each: each["seconds_waited_for"]),
     ),
     Family(
-        "lateness_seconds",
+        "delay_seconds",
         "gauge",
         "seconds",
         "By how much the rank was later than the first one, on average over the last collectives.",

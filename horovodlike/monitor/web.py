@@ -3,7 +3,7 @@
 :func:`answer` is pure. Nothing can be changed through it: it only reads, and only with the token. A browser cannot be
 made to read it for another site: the Host header must name this server (a name that an attacker has pointed here is not
 accepted), and no answer allows another origin. A connection carries one request and has its deadlines, so that readers
-that are slow, idle or many delay nobody.
+that are slow, idle or many delay no other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """A request; the names of its headers are in lower case."""
 
     method: str
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Response:
+class HttpResponse:
     """An answer, with further headers."""
 
     status: int
@@ -96,7 +96,7 @@ class Access:
             return False
         return True
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, request: HttpRequest) -> bool:
         """Return whether a request has the token, in its query or in its Authorization header."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if scheme.lower() == "bearer" else request.query.get("token", [])
@@ -119,7 +119,7 @@ def read_page() -> tuple[bytes, str]:
     return page.encode(), policy
 
 
-def parse(head: bytes) -> Request | None:
+def parse(head: bytes) -> HttpRequest | None:
     """Read a request up to the empty line that ends its headers; return None if it is none."""
     try:
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -136,12 +136,12 @@ def parse(head: bytes) -> Request | None:
             headers[name] = value.strip()
         path, _, query = target.partition("?")
         decoded = unquote_to_bytes(path).decode("utf-8", "replace")
-        return Request(method, decoded, parse_qs(query, max_num_fields=16), headers)
+        return HttpRequest(method, decoded, parse_qs(query, max_num_fields=16), headers)
     except ValueError:
         return None
 
 
-def answer(request: Request | None, access: Access, snapshot: Callable[[bool], dict[str, Any]]) -> Response:
+def answer(request: HttpRequest | None, access: Access, snapshot: Callable[[bool], dict[str, Any]]) -> HttpResponse:
     """Return the answer to a request.
 
     Args:
@@ -150,35 +150,35 @@ def answer(request: Request | None, access: Access, snapshot: Callable[[bool], d
         snapshot: Returns the state of the job, with the history of ranks if the argument is True.
     """
     if request is None:
-        return Response(400, b"this is not a request that this server understands\n")
+        return HttpResponse(400, b"this is not a request that this server understands\n")
     if not access.knows_host(request.headers.get("host", "")):
-        return Response(
+        return HttpResponse(
             403, b"the Host header is neither an address, localhost, nor a name in HOROVODLIKE_MONITOR_NAMES\n"
         )
     if request.method not in ("GET", "HEAD"):
-        return Response(405, b"only GET and HEAD\n", headers={"Allow": "GET, HEAD"})
+        return HttpResponse(405, b"only GET and HEAD\n", headers={"Allow": "GET, HEAD"})
     if request.path == "/health":
-        return Response(200, b"ok\n")
+        return HttpResponse(200, b"ok\n")
     if not access.admits(request):
-        return Response(
+        return HttpResponse(
             401,
             b"the token is missing or wrong: use the whole URL that hvdrun has printed\n",
             headers={"WWW-Authenticate": "Bearer"},
         )
     if request.path == "/":
         page, policy = read_page()
-        return Response(200, page, "text/html; charset=utf-8", {"Content-Security-Policy": policy})
+        return HttpResponse(200, page, "text/html; charset=utf-8", {"Content-Security-Policy": policy})
     if request.path == "/metrics":
         wanted = prometheus.accepts_openmetrics(request.headers.get("accept", ""))
         text = prometheus.render(snapshot(False), wanted)
-        return Response(200, text.encode(), prometheus.OPENMETRICS if wanted else prometheus.TEXT)
+        return HttpResponse(200, text.encode(), prometheus.OPENMETRICS if wanted else prometheus.TEXT)
     if request.path == "/api/state":
         state = snapshot(request.query.get("history") == ["1"])
-        return Response(200, json.dumps(state, separators=(",", ":")).encode(), _JSON)
-    return Response(404, b"there are /, /metrics, /api/state and /health\n")
+        return HttpResponse(200, json.dumps(state, separators=(",", ":")).encode(), _JSON)
+    return HttpResponse(404, b"there are /, /metrics, /api/state and /health\n")
 
 
-def encode(response: Response, request: Request | None) -> bytes:
+def encode(response: HttpResponse, request: HttpRequest | None) -> bytes:
     """Return the bytes of an answer."""
     body, headers = response.body, dict(response.headers)
     if request is not None and len(body) >= _COMPRESSED_FROM and "gzip" in request.headers.get("accept-encoding", ""):
@@ -218,16 +218,16 @@ class Readers:
         self._open[task] = False
         self._make_room()
         try:
-            request: Request | None = None
+            request: HttpRequest | None = None
             try:
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
                 self._open[task] = True
                 request = parse(head[:-4])
                 response = answer(request, self._access, self._snapshot)
             except asyncio.LimitOverrunError:
-                response = Response(431, b"the headers are too long\n")
+                response = HttpResponse(431, b"the headers are too long\n")
             except (asyncio.TimeoutError, TimeoutError):
-                response = Response(408, b"the request took too long\n")
+                response = HttpResponse(408, b"the request took too long\n")
             writer.write(encode(response, request))
             await asyncio.wait_for(writer.drain(), ANSWER_S)
             if response.status == 431:  # what is unread would reset the connection before the answer is read

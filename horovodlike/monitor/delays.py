@@ -2,7 +2,7 @@
 
 The clocks of hosts differ. A report says when it was sent, by the clock of its host, and it arrives some time later.
 The least of these differences over all reports of a host is how far its clock is behind, plus the least time in the
-network. So lateness between hosts is right to about a millisecond where the network takes no longer than that.
+network. So delay between hosts is right to about a millisecond where the network takes no longer than that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LATE_S = 0.001
 WAITING_SHARE = 0.05
 """If no rank waits longer than this share of its time, none holds the others up."""
 BLAMED_SHARE = 0.6
-"""The share of all lateness that one rank must have to be the straggler."""
+"""The share of all delay that one rank must have to be the straggler."""
 WINDOW = 8
 """How many points, one a second, the verdict looks at."""
 _FEWEST = 3
@@ -34,11 +34,11 @@ class _Collective:
         self.times: dict[int, float] = {}
 
 
-class Lateness:
-    """The lateness of ranks in one generation.
+class Delays:
+    """The delay of ranks in one generation.
 
     Attributes:
-        by_rank: The mean lateness of each rank over the last collectives, in seconds.
+        by_rank: The mean delay of each rank over the last collectives, in seconds.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Lateness:
             self._waiting.popitem(last=False)
 
     def evaluate(self, now: float, size: int) -> dict[int, float]:
-        """Close the collectives that all ranks have reported, or that are old; return the lateness of each rank."""
+        """Close the collectives that all ranks have reported, or that are old; return the delay of each rank."""
         done = [
             number
             for number, each in self._waiting.items()

@@ -13,6 +13,8 @@ PIP_FLAGS ?=
 TEST_JOBS ?= 4
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
+# With `-t online` the site links to the documentation of Python, NumPy and PyTorch.
+DOCS_FLAGS ?=
 
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/stamps
@@ -79,9 +81,11 @@ lint: $(STAMPS)/dev ## ruff, mypy, import-linter, clang-format, wording
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tests/docs/words.py
 
-docs: $(STAMPS)/dev ## write what comes from the source: docs/users/settings.md, diagrams, build/docs/api.md
-	$(BIN)/python docs/generate.py
+docs: $(STAMPS)/dev ## write what comes from the source (settings.md, diagrams), and the site: build/docs/site
 	$(BIN)/python docs/developers/diagram.py
+	$(BIN)/python docs/generate.py
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build -W --keep-going -q -c docs -d build/docs/doctrees $(DOCS_FLAGS) build/docs/source \
+	  build/docs/site
 
 clean: ## remove all that make made, except benchmarks/results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,20 +1,25 @@
-"""Write the pages that come from the source: `docs/users/settings.md` and `build/docs/api.md`.
+"""Write what comes from the source: `docs/users/settings.md`, and the pages that Sphinx reads (`build/docs/source`).
 
-Works on the installed package: run it with `make docs`. The page of the API is not committed: its text is that of the
-docstrings.
+Works on the installed package: run it with `make docs`. The pages of the site are those of the checkout, in the same
+folders without `docs/`, with links that lead there, and a page for each public module, whose text is its docstrings.
+The order of the site is that of `docs/index.md`.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import os
 import re
 from pathlib import Path
 from types import ModuleType
 
+import messages
+import picture
+
 from horovodlike import config
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+SITE = ROOT / "build" / "docs" / "source"
 
 SETTINGS_HEAD = """# Settings
 
@@ -79,31 +84,37 @@ They are accepted. `hvdrun --verbose` says which of them are set, and so does ra
 
 """
 
-API_HEAD = """# API
-
-<!-- Written by `make docs` from the docstrings. -->
-
-The API is Horovod's: a script works after `sed s/horovod/horovodlike/`. This page lists what there is, and what each
-call guarantees.
-"""
-
-# The framework modules first: they are what scripts use.
+# The public modules, each with a page of the API. The framework modules first: they are what scripts use.
 MODULES = (
     "horovodlike.torch",
     "horovodlike.torch.distributed",
     "horovodlike.torch.elastic",
+    "horovodlike.torch.lightning",
     "horovodlike.torch.nn",
     "horovodlike.torch.parameter_server",
+    "horovodlike.tensorflow",
+    "horovodlike.tensorflow.elastic",
+    "horovodlike.keras",
+    "horovodlike.keras.callbacks",
+    "horovodlike.keras.elastic",
+    "horovodlike.keras.layers",
     "horovodlike",
     "horovodlike.data",
     "horovodlike.elastic",
+    "horovodlike.launcher.elastic",
     "horovodlike.parameter_server",
     "horovodlike.ray",
+    "horovodlike.spark",
+    "horovodlike.spark.keras",
+    "horovodlike.spark.store",
+    "horovodlike.spark.torch",
     "horovodlike.testing",
     "horovodlike.compat",
     "horovodlike.errors",
     "horovodlike.config",
 )
+FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def settings_page() -> str:
@@ -111,25 +122,65 @@ def settings_page() -> str:
     return SETTINGS_HEAD + config.render_markdown() + RULES + IGNORED_HEAD + config.render_without_effect()
 
 
-def api_page() -> str:
-    """Return signatures and docstrings of everything that the modules export."""
-    return API_HEAD + "".join(_module(importlib.import_module(name)) for name in MODULES)
+def pages() -> list[Path]:
+    """Return the Markdown pages of the checkout that are pages of the site."""
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
-def _module(module: ModuleType) -> str:
-    parts = [f"\n## {module.__name__}\n"]
-    constants = []
-    for name in exported(module):
-        value = getattr(module, name)
-        if inspect.isclass(value):
-            parts.append(_class(module, name, value))
-        elif inspect.isroutine(value):
-            parts.append(_entry(f"{module.__name__}.{name}", value, "###"))
-        elif not inspect.ismodule(value) and not name.startswith("__"):
-            constants.append(f"`{name}`")
-    if constants:
-        parts.insert(1, f"\nConstants: {', '.join(constants)}.\n")
-    return "".join(parts)
+def place(page: Path) -> Path:
+    """Return the path of a page among those that Sphinx reads."""
+    return SITE / page.relative_to(DOCS if DOCS in page.parents else ROOT)
+
+
+def site_page(page: Path) -> str:
+    """Return a page as Sphinx needs it: links that lead to where the site has their targets, diagrams as pictures."""
+    text = page.read_text()
+    if page == messages.PAGE:
+        text = messages.with_lists(text)
+    parts, end = [], 0
+    for fence in FENCE.finditer(text):
+        parts += [_with_links(text[end : fence.start()], page), picture.of_fence(fence[0])]
+        end = fence.end()
+    return "".join([*parts, _with_links(text[end:], page)]) + (_toctrees(text) if page == DOCS / "index.md" else "")
+
+
+def _with_links(text: str, page: Path) -> str:
+    def link(found: re.Match[str]) -> str:
+        mark, title, target, anchor = found.groups()
+        path = (page.parent / target).resolve()
+        if "://" in target or not path.exists():
+            return found[0]
+        if path.is_dir():  # the site has none
+            return title
+        path = place(path) if path in known or mark else path
+        return f"{mark}[{title}]({os.path.relpath(path, place(page).parent)}{anchor or ''})"
+
+    known = {*pages()}
+    return LINK.sub(link, text)
+
+
+def _toctrees(index: str) -> str:
+    """Return the site's table of contents: the pages to which each section of the landing page links in a list."""
+    trees = []
+    for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        listed = re.findall(r"^- \[[^\]]*\]\((?:\.\./)?([^)]+)\.md\)", section, flags=re.MULTILINE)
+        if listed:
+            title, *_ = section.splitlines()
+            names = [*listed, *(["api/index"] if title == "Reference" else [])]
+            trees.append("\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *names, "```", ""]))
+    return "".join(trees)
+
+
+def api_pages() -> dict[str, str]:
+    """Return a page for each public module, which Sphinx fills with its docstrings, and their index."""
+    index = ["API", "===", "", "The API is Horovod's: a script works after ``sed s/horovod/horovodlike/``.", ""]
+    found = {
+        "index": "\n".join([*index, ".. toctree::", "   :maxdepth: 1", "", *(f"   {name}" for name in MODULES), ""])
+    }
+    for name in MODULES:
+        options = ["   :members:", "   :imported-members:", "   :show-inheritance:"]
+        found[name] = "\n".join([name, "=" * len(name), "", f".. automodule:: {name}", *options, ""])
+    return found
 
 
 def exported(module: ModuleType) -> list[str]:
@@ -139,55 +190,28 @@ def exported(module: ModuleType) -> list[str]:
     return names
 
 
-def _class(module: ModuleType, name: str, value: type) -> str:
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
-    parts = [f"\n### class {module.__name__}.{name}" + (f"({bases})" if bases else "") + "\n", _docstring(value)]
-    for method_name, method in vars(value).items():
-        if not method_name.startswith("_") and inspect.isroutine(getattr(value, method_name)):
-            parts.append(_entry(f"{name}.{method_name}", inspect.unwrap(getattr(value, method_name)), "####", method))
-    return "".join(parts)
+def write_site() -> None:
+    """Write what Sphinx reads where it differs from what there is, and remove pages that are no more."""
+    files = {place(page): site_page(page).encode() for page in pages()}
+    files |= {place(image): image.read_bytes() for image in DOCS.rglob("*.png")}
+    files |= {SITE / "api" / f"{name}.rst": page.encode() for name, page in api_pages().items()}
+    for path, content in files.items():
+        _write(path, content)
+    for path in SITE.rglob("*.*"):
+        if path not in files:
+            path.unlink()
 
 
-def _entry(title: str, function: object, level: str, described: object = None) -> str:
-    try:
-        signature = _signature(function)
-    except (TypeError, ValueError):
-        signature = "(...)"
-    text = _docstring(function) or _docstring(described)
-    return f"\n{level} {title}\n\n```python\n{title.rpartition('.')[2]}{signature}\n```\n{text}"
-
-
-def _signature(function: object) -> str:
-    """Return the signature with annotations as in the source; long ones with a line for each parameter."""
-    signature = inspect.signature(function)  # type: ignore[arg-type]
-    parts = [_readable(str(parameter)) for parameter in signature.parameters.values()]
-    returns = ""
-    if signature.return_annotation is not signature.empty:
-        returns = f" -> {inspect.formatannotation(signature.return_annotation)}".replace("'", "")
-    line = f"({', '.join(parts)}){returns}"
-    return line if len(line) < 90 else "(\n    " + ",\n    ".join(parts) + f",\n){returns}"
-
-
-def _readable(parameter: str) -> str:
-    """Return the parameter without the quotes of annotations, and with classes by name."""
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", re.sub(r": '([^']*)'", r": \1", parameter))
-
-
-def _docstring(value: object) -> str:
-    """Return the docstring as text; lists of arguments stay aligned as they are."""
-    text = inspect.getdoc(value) or ""
-    return f"\n```text\n{text}\n```\n" if text else ""
-
-
-def main() -> None:
-    """Write the pages that differ from what there is."""
-    for name, page in (("docs/users/settings.md", settings_page()), ("build/docs/api.md", api_page())):
-        path = ROOT / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != page:
-            path.write_text(page)
-            print(f"written: {name}")
+def _write(path: Path, content: bytes) -> bool:
+    """Write a file if it differs from what there is; return whether it did."""
+    if path.exists() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return True
 
 
 if __name__ == "__main__":
-    main()
+    if _write(DOCS / "users" / "settings.md", settings_page().encode()):
+        print("written: docs/users/settings.md")
+    write_site()

@@ -1,5 +1,7 @@
 """horovodlike for Keras 3 (backends TensorFlow and torch) and tf_keras: ``import horovodlike.keras as hvd``.
 
+Example::
+
     hvd.init()
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), loss=...)
     model.fit(

@@ -1,5 +1,7 @@
 """Elastic training with Keras, which continues when ranks are added or lost.
 
+Example::
+
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
     @hvd.elastic.run

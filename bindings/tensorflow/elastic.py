@@ -1,5 +1,7 @@
 """Elastic training with TensorFlow, which continues when ranks are added or lost.
 
+Example::
+
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
     @hvd.elastic.run

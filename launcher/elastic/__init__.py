@@ -1,17 +1,17 @@
 """Elastic jobs: the driver, which starts workers, replaces those that fail, and decides which are members.
 
-=================== ====================================================================================================
-``elastic_job``     the steps of an elastic job
-``membership``      pure: all decisions; ``events`` are its input and output, ``state`` its data, and ``host_health``
-                    decides when a host may have workers again
-``driver``          carries the decisions out, and reports events to the membership
-``agents``          the agents of the hosts, and how workers are started through them
-``called_hosts``    the hosts that call in, and the driver's end of their connections
-``call_in``         the end of a host that calls in
-``worker_server``   the driver's end of the connections to its workers
+===================== ==================================================================================================
+``elastic_job``       the steps of an elastic job
+``membership``        pure: all decisions; ``events`` are its input and output, ``state`` its data, and ``host_health``
+                      decides when a host may have workers again
+``driver``            carries the decisions out, and reports events to the membership
+``agents``            the agents of the hosts, and how workers are started through them
+``called_hosts``      the hosts that call in, and the driver's end of their connections
+``call_in``           the end of a host that calls in
+``worker_server``     the driver's end of the connections to its workers
 ``cluster_discovery`` hosts that Kubernetes or DNS names
-``rank_assignment`` pure: the environment variables that give a generation's members their ranks
-=================== ====================================================================================================
+``rank_assignment``   pure: the environment variables that give a generation's members their ranks
+===================== ==================================================================================================
 
 This module finds the hosts. For another way to find them, derive a class from :class:`HostDiscovery` and pass an
 instance of it to ``horovodlike.run``.

@@ -1,5 +1,7 @@
 """Elastic training with PyTorch: ranks come and go, the training continues.
 
+Example::
+
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 
     @hvd.elastic.run

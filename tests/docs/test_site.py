@@ -1,0 +1,148 @@
+"""The site: it builds without a warning, its links lead somewhere, and it has every public name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import generate
+import picture
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("site")  # all that read the site, which takes half a minute to build
+
+
+class Page(HTMLParser):
+    """The parts of a page that the tests look at."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.headings: list[int] = []
+        self.without_text: list[str] = []
+        self.language = ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors.add(values.get("id", ""))
+        self.links += [values[name] for name in ("href", "src") if name in values]
+        if tag == "html":
+            self.language = values.get("lang", "")
+        if tag in ("h1", "h2", "h3", "h4", "h5", "h6"):
+            self.headings.append(int(tag[1]))
+        if (tag == "img" and "alt" not in values) or (values.get("role") == "img" and not values.get("aria-label")):
+            self.without_text.append(tag)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site once for the tests of this module."""
+    folder = tmp_path_factory.mktemp("site")
+    source = folder / "source"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generate, "SITE", source)
+        generate.write_site()
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", ROOT / "docs", source, folder / "html"]
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def dead(pages: dict[Path, Page]) -> Iterator[str]:
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                yield f"{path.name}: {link}"
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                yield f"{path.name}: {link}"
+
+
+@pytest.mark.slow
+def test_links_and_anchors_lead_somewhere(pages: dict[Path, Page]) -> None:
+    assert len(pages) > 60
+    assert list(dead(pages)) == []
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        text = path.read_text()
+        assert 'src="http' not in text and 'rel="stylesheet" href="http' not in text, path
+
+
+@pytest.mark.slow
+def test_pages_can_be_read_aloud(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert page.language == "en" and not page.without_text, path
+        if path.name not in ("genindex.html", "search.html", "py-modindex.html"):
+            assert page.headings[0] == 1 and page.headings.count(1) == 1, path
+        steps = zip(page.headings, page.headings[1:], strict=False)
+        assert all(after <= before + 1 for before, after in steps), path
+
+
+@pytest.mark.slow
+def test_every_public_name_has_an_address_and_a_docstring(site: Path) -> None:
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    known = {name for kind, names in inventory.data.items() if kind.startswith("py:") for name in names}
+    missing = defaultdict(list)
+    for module in map(importlib.import_module, generate.MODULES):
+        for name in generate.exported(module):
+            if not name.startswith("__") and f"{module.__name__}.{name}" not in known:
+                missing[module.__name__].append(name)
+    assert not missing
+
+
+def test_links_lead_to_the_same_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = generate.DOCS / "users" / "quickstart.md"
+    readme = generate.place(ROOT / "README.md")
+    assert readme == generate.SITE / "README.md"
+
+    def moved(text: str) -> str:
+        return generate._with_links(text, page)
+
+    for kept in ("[a](gpu.md#b)", "[a](#b)", "[a](https://example.com/x.md)", "[a](none.md)", "![a](elastic.png)"):
+        assert moved(kept) == kept
+    assert moved("[a](../../README.md#b) c") == "[a](../README.md#b) c"
+    assert moved("[a](../developers/design.md)") == "[a](../developers/design.md)"
+    assert moved("[a](../../packaging/kubernetes)") == "a"
+    (source,) = (part for part in moved("[a](../../LICENSE)").split("(")[1:])
+    assert (generate.place(page).parent / source.rstrip(")")).resolve() == ROOT / "LICENSE"
+
+
+def test_the_table_of_contents_is_that_of_the_landing_page() -> None:
+    trees = generate._toctrees("## A\n\n- [x](users/x.md): y\n- [z](../Z.md)\n\n## B\n\ntext [x](users/x.md)\n")
+    assert trees.count("```{toctree}") == 1 and "\nusers/x\nZ\n" in trees and ":caption: A" in trees
+
+
+def test_flow_charts_become_pictures() -> None:
+    chart = '```mermaid\nflowchart TB\n  a["A <1>"]\n  b["B"]\n  c["C"]\n  a --> b\n  b --> c\n  a --> c\n```'
+    shown = picture.of_fence(chart)
+    assert (
+        shown.startswith("<svg")
+        and "\n\n" not in shown
+        and shown.count("<rect") == 3
+        and shown.count("marker-end") == 3
+    )
+    assert 'aria-label="A &lt;1&gt; uses B, C; B uses C"' in shown
+    assert picture.of_fence("```sh\nls\n```") == "```sh\nls\n```"

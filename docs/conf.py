@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import typing
 
-import horovodlike
 from sphinx.domains.python import PythonDomain
+
+import horovodlike
 
 if typing.TYPE_CHECKING:
     from sphinx.application import Sphinx
-    from sphinx.util.tags import Tags
-
-    tags: Tags
 
 project = "horovodlike"
 version = release = horovodlike.__version__
@@ -44,7 +42,7 @@ intersphinx_mapping = {
     "numpy": ("https://numpy.org/doc/stable", None),
     "torch": ("https://docs.pytorch.org/docs/stable", None),
 }
-if not tags.has("online"):
+if not tags.has("online"):  # noqa: F821 -- Sphinx defines it
     intersphinx_mapping = {}
 
 

@@ -15,6 +15,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class Message:
     place: str
 
 
-def found() -> list[Message]:
+@cache
+def found() -> tuple[Message, ...]:
     """Return the messages of the product."""
     messages: list[Message] = []
     for folder in ("horovodlike", "bindings", "launcher"):
@@ -51,13 +53,14 @@ def found() -> list[Message]:
             for kind, text, line in read(path.read_text()) if read else ():
                 if re.search(r"[A-Za-z]{3}", text):
                     messages.append(Message(kind, " ".join(text.split()), f"{path.relative_to(ROOT)}:{line}"))
-    return messages
+    return tuple(messages)
 
 
 def _of_python(source: str) -> Iterator[tuple[str, str, int]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
+            called = ast.unparse(node.func)
+            name = "UsageError" if called == "parser.error" else called.rpartition(".")[2]
             if name.endswith(("Error", "Exit")):
                 yield from ((name, _text(value), node.lineno) for value in node.args)
 
@@ -100,10 +103,13 @@ def classes() -> set[str]:
 
 def covers(entry: str, message: Message) -> bool:
     """Return whether an entry is for a message."""
+    return _pattern(entry).search(message.text) is not None
+
+
+@cache
+def _pattern(entry: str) -> re.Pattern[str]:
     pattern = ".*".join(map(re.escape, entry.strip(VARIABLE).split(VARIABLE)))
-    if entry.startswith(VARIABLE):
-        return re.fullmatch(f"{VARIABLE}{pattern}{VARIABLE}?", message.text) is not None
-    return re.search(pattern, message.text) is not None
+    return re.compile(f"^{VARIABLE}{pattern}{VARIABLE}?$" if entry.startswith(VARIABLE) else pattern)
 
 
 def without_row(messages: Iterable[Message]) -> list[Message]:

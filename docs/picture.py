@@ -41,11 +41,9 @@ def svg(names: dict[str, str], edges: list[tuple[str, str]]) -> str:
     down = {node: number * _ROW for number, row in enumerate(rows) for node in row}
     parts = [f'<path d="{_path(path, names, across, down)}" {_STYLE} marker-end="url(#arrow)"/>' for path in paths]
     for node, name in names.items():
-        box = _width(names, node) - _LINE / 2
-        parts.append(
-            f'<rect x="{across[node] - box / 2:.0f}" y="{down[node]}" width="{box:.0f}" height="{_BOX}" rx="4" {_STYLE}/>'
-            f'<text x="{across[node]:.0f}" y="{down[node] + 20}" text-anchor="middle">{escape(name)}</text>'
-        )
+        box, x, y = _width(names, node) - _LINE / 2, across[node], down[node]
+        parts.append(f'<rect x="{x - box / 2:.0f}" y="{y}" width="{box:.0f}" height="{_BOX}" rx="4" {_STYLE}/>')
+        parts.append(f'<text x="{x:.0f}" y="{y + 20}" text-anchor="middle">{escape(name)}</text>')
     uses = "; ".join(f"{names[a]} uses {', '.join(names[d] for c, d in edges if c == a)}" for a in dict(edges))
     size = f"{max(widths) + 2:.0f} {len(rows) * _ROW}"
     head = f'<svg viewBox="-1 -1 {size}" role="img" aria-label="{escape(uses)}" font-size="13" fill="currentColor">'

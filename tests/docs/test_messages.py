@@ -8,15 +8,15 @@ import messages
 import pytest
 from messages import Message
 
-pytestmark = pytest.mark.xdist_group("messages")  # all that reads the sources once
+pytestmark = pytest.mark.xdist_group("messages")  # so that the sources are read once
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Message]:
+def found() -> tuple[Message, ...]:
     return messages.found()
 
 
-def test_messages_are_found_in_python_and_in_the_core(found: list[Message]) -> None:
+def test_messages_are_found_in_python_and_in_the_core(found: tuple[Message, ...]) -> None:
     assert len(found) > 900
     kinds = {message.kind for message in found}
     assert {"RendezvousError", "UsageError", "HVL_JOB_BROKEN", "HVL_INVALID_ARGUMENT", "SystemExit"} <= kinds
@@ -33,20 +33,16 @@ def test_messages_are_found_in_python_and_in_the_core(found: list[Message]) -> N
     ]
 
 
-def test_every_message_has_an_entry(found: list[Message]) -> None:
+def test_every_message_has_an_entry(found: tuple[Message, ...]) -> None:
     classes = messages.classes()
     missing = [message for message in messages.without_row(found) if message.kind not in classes]
     assert not missing, f"add a row with a part of the text to docs/users/messages.md, its cause and the fix: {missing}"
 
 
-def test_every_entry_is_for_a_message(found: list[Message]) -> None:
-    assert not [entry for entry in messages.entries() if not any(messages.covers(entry, each) for each in found)]
-    assert messages.classes() <= {message.kind for message in found}
-
-
-def test_no_entry_is_for_very_many_messages(found: list[Message]) -> None:
+def test_every_entry_is_for_some_messages_and_not_for_very_many(found: tuple[Message, ...]) -> None:
     counts = {entry: sum(messages.covers(entry, message) for message in found) for entry in messages.entries()}
-    assert not {entry: count for entry, count in counts.items() if count > 12}
+    assert not {entry: count for entry, count in counts.items() if not 0 < count <= 20}
+    assert messages.classes() <= {message.kind for message in found}
 
 
 def test_an_entry_is_for_a_part_of_a_message_or_for_the_whole() -> None:

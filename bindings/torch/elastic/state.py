@@ -275,7 +275,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return pairs of a type and a factory of a `StateHandler` for values of it. The first pair that matches is used."""
+    """Return pairs of a type and a factory of a `StateHandler` for its values. The first pair that matches is used."""
     return list(_registry)
 
 

@@ -154,6 +154,8 @@ class Driver(Supervisor):
             if not self._offered:
                 self._say("the job waits for hosts to call in")
         self._loop()
+        if (failure := self.outcome.failure) is not None:
+            self._describe(failure)
         self._output.drain(lambda: self.abandoned)
         self._check_output()
         return self.outcome
@@ -320,6 +322,8 @@ class Driver(Supervisor):
             while self._events:
                 self._membership.observe(self._events.popleft(), now)
             decisions = self._membership.decide(now)
+            if decisions and isinstance(end := decisions[-1], End) and end.failure is not None:
+                self.outcome.failure = self._failures.get(end.failure)
             for decision in decisions:
                 self._carry_out(decision)
             if not decisions and not self._events:
@@ -402,8 +406,12 @@ class Driver(Supervisor):
 
     def _report(self, report: Report) -> None:
         failure = self._failures.get(report.worker)
-        if failure is not None:
-            self._output.say(*failure_attribution.describe(failure, "worker"))
+        if failure is not None and failure is not self.outcome.failure:  # which run() describes in the end
+            self._describe(failure)
+
+    def _describe(self, failure: Failure) -> None:
+        is_above = self._output.ends_with_traceback_of(failure.rank)
+        self._output.say(*failure_attribution.describe(failure, "worker", is_above=is_above))
 
     def _release_hosts(self) -> None:
         """End the agents of hosts that are not offered any more and have no worker."""
@@ -415,8 +423,6 @@ class Driver(Supervisor):
 
     def _end(self, end: End) -> None:
         self._decide(end.exit_code)
-        if end.failure is not None:
-            self.outcome.failure = self._failures.get(end.failure)
         if end.exit_code != 0:
             self.outcome.trouble = end.reason
             self._say(end.reason)

@@ -5,7 +5,8 @@ most :data:`WINDOW_S`. It is not shown before what its ranks have written earlie
 in their order. Progress bars, that is text with carriage returns, wait for nothing but the lines before them.
 """
 
-from bisect import bisect_left
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ WINDOW_S = 0.5
 """How long a line waits for the same line of other ranks: longer than ranks that work in step are apart on a crowded
 machine, and too short to be felt by somebody who watches."""
 LEFT_OUT = b" (traceback left out)"
-_MOST_BYTES = 1024 * 1024  # of blocks that wait
+_MOST_BYTES = 4 * 1024 * 1024  # of blocks that wait
 _OVERHEAD = 1024  # a block counts as that many bytes more
+_ROOM = 1024  # so many blocks can usually be put between two before all get new numbers for their order
+_BATCH = 0.2  # of the window: blocks whose deadlines are so close are shown together
 
 
 @dataclass(eq=False)
@@ -29,10 +32,12 @@ class Block:
         stream: The stream to which it was written.
         text: The bytes.
         deadline: When it must be shown.
-        order: Greater than that of each block that must be shown before.
         ranks: The ranks that have written it.
         traceback: Whether it is a whole traceback.
         for_all: Whether other ranks may join.
+        missing: How many of the ranks that still write may join.
+        number: Greater than that of each block that was made before.
+        order: Greater than that of each block that must be shown before.
         before: Blocks that must be shown before.
         shown: Whether it is shown.
     """
@@ -40,10 +45,12 @@ class Block:
     stream: FrameKind
     text: bytes
     deadline: float
-    order: int
     ranks: set[int]
     traceback: bool = False
     for_all: bool = True
+    missing: float = 0
+    number: int = 0
+    order: float = 0
     before: "set[Block]" = field(default_factory=set)
     shown: bool = False
 
@@ -54,6 +61,19 @@ class _Source:
 
     partial: bytes = b""
     passed_on: bool = False
+
+
+@dataclass
+class _Alike:
+    """The blocks with one text, in the order in which they were made."""
+
+    blocks: list[Block] = field(default_factory=list)
+    reached: dict[int, int] = field(default_factory=dict)  # by rank: the number of the last block that it has written
+
+    def next_of(self, rank: int) -> Block | None:
+        """Return the first block that a rank may join; it can join none of those before, now or later."""
+        index = bisect_right(self.blocks, self.reached.get(rank, 0), key=lambda each: each.number)
+        return self.blocks[index] if index < len(self.blocks) else None
 
 
 @dataclass
@@ -71,31 +91,38 @@ class Fold:
     Times are those of one clock that never goes back, in seconds. What a method returns must be shown in that order.
     """
 
-    def __init__(self, num_ranks: int | None = None, window: float = WINDOW_S) -> None:
+    def __init__(self, num_ranks: int | None = None, window: float = WINDOW_S, *, shorten: bool = False) -> None:
         """Start with nothing that waits.
 
         Args:
             num_ranks: How many ranks write; what all of them have written is shown at once. None if it may change.
-            window: How long a line waits, in seconds.
+            window: How long a line waits at most, in seconds.
+            shorten: As for :attr:`shorten`.
         """
-        self._num_ranks = num_ranks
+        self.shorten = shorten
+        """Whether only the last line is shown of a traceback because of a lost peer."""
+        self._running = math.inf if num_ranks is None else num_ranks
         self._finished: set[int] = set()
         self._window = window
         self._sources: dict[tuple[int, FrameKind], _Source] = {}
-        self._tracebacks: dict[int, _Traceback] = {}  # by rank
+        self._tracebacks: dict[int, _Traceback] = {}  # by rank; the one with the first deadline comes first
         self._blocks: list[Block] = []  # sorted by `order`
-        self._alike: dict[tuple[FrameKind, bytes], list[Block]] = {}
+        self._alike: dict[tuple[FrameKind, bytes], _Alike] = {}
         self._last: dict[int, Block] = {}  # by rank: the last of its blocks that wait
-        self._order = 0
+        self._number = 0
         self._bytes = 0
-        self._due = float("inf")  # the first deadline of the blocks
+        self._due = math.inf  # the first deadline of the blocks
         self._is_ready = False  # a block may be shown before its deadline
 
     @property
     def deadline(self) -> float | None:
         """When to call :meth:`due` at the latest; None while nothing waits."""
-        first = min((self._due, *(each.deadline for each in self._tracebacks.values())))
-        return None if first == float("inf") else first
+        first = min(self._due, self._due_of_tracebacks)
+        return None if first == math.inf else first
+
+    @property
+    def _due_of_tracebacks(self) -> float:
+        return next(iter(self._tracebacks.values())).deadline if self._tracebacks else math.inf
 
     def add(self, rank: int, stream: FrameKind, data: bytes, now: float) -> list[Block]:
         """Take the bytes that a rank has written; return the blocks that wait no longer."""
@@ -110,26 +137,32 @@ class Fold:
 
     def finish(self, rank: int, now: float) -> list[Block]:
         """End the unfinished lines of a rank that writes no more; return the blocks that wait no longer."""
-        for owner, stream in [key for key in self._sources if key[0] == rank]:
-            source = self._sources.pop((owner, stream))
+        for stream in (FrameKind.STDOUT, FrameKind.STDERR):
+            source = self._sources.pop((rank, stream), _Source())
             if source.partial:
                 self._add_line(rank, stream, source.partial + b"\n", now)
             elif source.passed_on:
                 self._cut(rank)
                 self._pass_on(rank, stream, b"\n", now)
         self._cut(rank)
-        self._finished.add(rank)
-        self._is_ready = True
+        if rank not in self._finished:
+            self._finished.add(rank)
+            self._running -= 1
+            for block in self._blocks:
+                if block.for_all and rank not in block.ranks:
+                    block.missing -= 1
+                    self._is_ready = self._is_ready or block.missing <= 0
         return self.due(now)
 
     def due(self, now: float) -> list[Block]:
         """Return the blocks that wait no longer."""
-        for rank in [rank for rank, each in self._tracebacks.items() if each.deadline <= now]:
-            self._cut(rank)
+        while self._tracebacks and self._due_of_tracebacks <= now:
+            self._cut(next(iter(self._tracebacks)))
         if self._bytes > _MOST_BYTES:
-            return self._show({*self._blocks[: len(self._blocks) // 2 + 1]})
+            return self._show({*self._blocks})
         if self._due <= now:
-            return self._show({block for block in self._blocks if block.deadline <= now})
+            soon = now + self._window * _BATCH
+            return self._show({block for block in self._blocks if block.deadline <= soon})
         return self._show(set()) if self._is_ready else []
 
     def flush(self) -> list[Block]:
@@ -147,21 +180,21 @@ class Fold:
             traceback.text += line
             if not line.startswith(b" "):  # the exception
                 del self._tracebacks[rank]
-                is_whole = not tells_of_lost_peer(line)
+                is_whole = not (self.shorten and tells_of_lost_peer(line))
                 text = traceback.text if is_whole else line.rstrip(b"\r\n") + LEFT_OUT + b"\n"
-                self._place(rank, Block(stream, text, traceback.deadline, 0, {rank}, traceback=is_whole))
+                self._place(rank, Block(stream, text, traceback.deadline, {rank}, traceback=is_whole))
         elif line.rstrip() == TRACEBACK:
             self._tracebacks[rank] = _Traceback(stream, line, now + self._window)
         else:
-            self._place(rank, Block(stream, line, now + self._window, 0, {rank}))
+            self._place(rank, Block(stream, line, now + self._window, {rank}))
 
     def _cut(self, rank: int) -> None:
         """Give up waiting for the end of a rank's traceback."""
         if (traceback := self._tracebacks.pop(rank, None)) is not None:
-            self._place(rank, Block(traceback.stream, traceback.text, traceback.deadline, 0, {rank}))
+            self._place(rank, Block(traceback.stream, traceback.text, traceback.deadline, {rank}))
 
     def _pass_on(self, rank: int, stream: FrameKind, text: bytes, now: float) -> None:
-        self._place(rank, Block(stream, text, now + self._window, 0, {rank}, for_all=False))
+        self._place(rank, Block(stream, text, now + self._window, {rank}, for_all=False))
         self._is_ready = True
 
     # The blocks of all ranks.
@@ -169,53 +202,61 @@ class Fold:
     def _place(self, rank: int, block: Block) -> None:
         """Merge a rank's next block with that of other ranks, or append it."""
         last = self._last.get(rank)
-        alike = self._alike.setdefault((block.stream, block.text), []) if block.for_all else []
-        other = next((each for each in alike if rank not in each.ranks), None)
+        alike = self._alike.setdefault((block.stream, block.text), _Alike()) if block.for_all else None
+        other = None if alike is None else alike.next_of(rank)
         if other is not None and self._can_follow(other, last):
             other.ranks.add(rank)
             other.deadline = min(other.deadline, block.deadline)
             block = other
         else:
-            block.order = self._next_order()
-            alike.append(block)
-            self._blocks.append(block)
-            self._bytes += len(block.text) + _OVERHEAD
+            self._append(block)
+        if alike is not None:
+            alike.reached[rank] = block.number
+            block.missing -= rank not in self._finished
         self._due = min(self._due, block.deadline)
         if last is not None:
             block.before.add(last)
         self._last[rank] = block
-        self._is_ready = self._is_ready or self._is_complete(block)
+        self._is_ready = self._is_ready or block.missing <= 0
+
+    def _append(self, block: Block) -> None:
+        self._number += 1
+        block.number = self._number
+        block.order = self._blocks[-1].order + 1 if self._blocks else 0
+        self._blocks.append(block)
+        self._bytes += len(block.text) + _OVERHEAD
+        if block.for_all:
+            block.missing = self._running
+            self._alike[block.stream, block.text].blocks.append(block)
 
     def _can_follow(self, block: Block, last: Block | None) -> bool:
-        """Return whether a block can be shown after another one; if so, put it there with all that must follow it."""
-        if last is None or block.order > last.order:
+        """Return whether a block can be shown after another one; if so, put that one, and what is before, above it."""
+        if last is None or last.order < block.order:
             return True
-        if last is block:
-            return False
-        first = bisect_left(self._blocks, block.order, key=lambda each: each.order)
-        kept: list[Block] = []
-        moved, followed = [block], {block}
-        for each in self._blocks[first + 1 :]:
-            if followed.isdisjoint(each.before):
-                kept.append(each)
-            elif each is last:
+        found, moved = [last], {last}
+        while found:
+            for each in found.pop().before:
+                if each.order >= block.order and not each.shown and each not in moved:
+                    found.append(each)
+                    moved.add(each)
+            if block in moved:
                 return False
-            else:
-                moved.append(each)
-                followed.add(each)
-        for each in moved:
-            each.order = self._next_order()
-        self._blocks[first:] = [*kept, *moved]
+        self._put_above(block, sorted(moved, key=_order))
         return True
 
-    def _next_order(self) -> int:
-        self._order += 1
-        return self._order
-
-    def _is_complete(self, block: Block) -> bool:
-        if not block.for_all or self._num_ranks is None:
-            return not block.for_all
-        return len(block.ranks | self._finished) >= self._num_ranks
+    def _put_above(self, block: Block, moved: list[Block]) -> None:
+        for each in reversed(moved):
+            del self._blocks[bisect_left(self._blocks, each.order, key=_order)]
+        index = bisect_left(self._blocks, block.order, key=_order)
+        above = self._blocks[index - 1].order if index else block.order - 1
+        self._blocks[index:index] = moved
+        step = (block.order - above) / max(len(moved) + 1, _ROOM)
+        if step > 2 * math.ulp(block.order):
+            for count, each in enumerate(moved, 1):
+                each.order = above + count * step
+        else:
+            for count, each in enumerate(self._blocks):
+                each.order = count
 
     def _show(self, wanted: set[Block]) -> list[Block]:
         """Drop and return some blocks, those that must be shown before, and those that no rank can join any more."""
@@ -224,13 +265,13 @@ class Fold:
                 wanted |= block.before
         shown = []
         for block in self._blocks:
-            if block in wanted or (self._is_complete(block) and all(each.shown for each in block.before)):
+            if block in wanted or (block.missing <= 0 and all(each.shown for each in block.before)):
                 block.shown = True
                 shown.append(block)
         for block in shown:
             self._forget(block)
         self._blocks = [block for block in self._blocks if not block.shown]
-        self._due = min((block.deadline for block in self._blocks), default=float("inf"))
+        self._due = min((block.deadline for block in self._blocks), default=math.inf)
         self._is_ready = False
         return shown
 
@@ -238,13 +279,17 @@ class Fold:
         self._bytes -= len(block.text) + _OVERHEAD
         block.before.clear()
         if block.for_all:
-            alike = self._alike[block.stream, block.text]
+            alike = self._alike[block.stream, block.text].blocks
             alike.remove(block)
             if not alike:
                 del self._alike[block.stream, block.text]
         for rank in block.ranks:
             if self._last.get(rank) is block:
                 del self._last[rank]
+
+
+def _order(block: Block) -> float:
+    return block.order
 
 
 def _split(source: _Source, data: bytes) -> Iterator[tuple[bytes, bool]]:

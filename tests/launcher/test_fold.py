@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,8 +136,8 @@ def test_a_late_part_of_a_traceback_does_not_make_it_later() -> None:
     assert seen(fold.due(WINDOW))[0] == ([0, 1], TRACEBACK)
 
 
-def test_tracebacks_because_of_a_lost_peer_become_a_line() -> None:
-    fold = Fold(4)
+def test_tracebacks_because_of_a_lost_peer_become_a_line_if_asked_for() -> None:
+    fold = Fold(4, shorten=True)
     fold.add(3, ERR, VALUE_ERROR, 0.0)
     for rank in range(3):
         fold.add(rank, ERR, LOST_PEER.replace(b"line 3", b"line %d" % rank), 0.0)
@@ -141,6 +145,29 @@ def test_tracebacks_because_of_a_lost_peer_become_a_line() -> None:
     shown = fold.flush()
     assert seen(shown) == [([3], VALUE_ERROR), ([0, 1, 2], line)]
     assert [block.traceback for block in shown] == [True, False]
+
+
+def test_tracebacks_because_of_a_lost_peer_are_shown_once() -> None:
+    fold = Fold(4)
+    for rank in range(3):
+        fold.add(rank, ERR, LOST_PEER, 0.0)
+    assert seen(fold.flush()) == [([0, 1, 2], LOST_PEER)]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_flush_shows_all_of_a_flood(size: int | None) -> None:
+    fold, text = Fold(size), b"1\n" * 30_000
+    blocks = fold.add(0, OUT, text, 0.0)
+    blocks += fold.flush()
+    assert b"".join(block.text for block in blocks) == text
+    assert fold.deadline is None
+
+
+def test_due_lines_are_shown_in_batches() -> None:
+    fold = Fold(2)
+    for number in range(100):
+        fold.add(0, OUT, b"%d\n" % number, number / 1000)
+    assert [len(fold.due(WINDOW + number / 1000)) for number in range(100)] == [100] + [0] * 99
 
 
 PIECES = [b"a\n", b"b\n", b"c\n", b"par", b"tial\n", b"\r 5%", b"x\r", b"\n", *VALUE_ERROR.splitlines(keepends=True)]
@@ -214,6 +241,50 @@ def test_the_same_lines_of_many_ranks_cost_little() -> None:
     text = b"".join(b"line %d\n" % number for number in range(300))
     shown = [seen(fold.add(rank, OUT, text, 0.0)) for rank in range(32)]
     assert [*itertools.chain(*shown)] == [([*range(32)], line + b"\n") for line in text.split(b"\n")[:-1]]
+
+
+def count_steps(use: Callable[[], object]) -> int:
+    """Return how many lines of the module are executed."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename == module.__file__ else None
+
+    sys.settrace(trace)
+    try:
+        use()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def write_in_step(size: int) -> None:
+    """Let some ranks write a common line and one of their own, again and again."""
+    fold, now = Fold(size), 0.0
+    for number in range(5):
+        for rank in range(size):
+            now += WINDOW / 2 / size
+            fold.add(rank, OUT, b"step %d\nrank %d, step %d\n" % (number, rank, number), now)
+
+
+def write_at_once(size: int) -> None:
+    """Let some ranks write common lines and lines of their own at once, and the last rank end before."""
+    fold = Fold(size)
+    fold.finish(size - 1, 0.0)
+    for rank in range(size - 1):
+        fold.add(rank, OUT, b"".join(b"step %d\n%d, %d\n" % (number, rank, number) for number in range(5)), 0.0)
+
+
+def write_blank_lines(size: int) -> None:
+    Fold(2).add(0, OUT, b"\n" * 16 * size, 0.0)
+
+
+@pytest.mark.parametrize("write", [write_in_step, write_at_once, write_blank_lines])
+def test_the_work_grows_with_the_number_of_lines(write: Callable[[int], None]) -> None:
+    few, many = count_steps(lambda: write(16)), count_steps(lambda: write(128))
+    assert many < 2 * 8 * few
 
 
 def test_last_lines_hold_a_whole_traceback() -> None:

@@ -13,10 +13,18 @@ import pytest
 from support.hvdrun_process import LIMIT_S, on_terminal
 
 PYTHON = (sys.executable, "-SE")
+# The window is long enough for the most crowded machine: what all ranks have written is shown at once anyway.
+HVDRUN = f"""
+import functools, sys
+from horovodlike.launcher.cli import main
+from horovodlike.launcher.supervisor import fold, static_job
+static_job.Fold = functools.partial(fold.Fold, window={LIMIT_S})
+sys.exit(main())
+"""
 
 
 class StartingGun(threading.Thread):
-    """Lets the ranks of a job continue when all of them have come."""
+    """Lets the ranks of a job continue when all of them have come, and end when all of them have come again."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -27,13 +35,20 @@ class StartingGun(threading.Thread):
     @property
     def code(self) -> str:
         port = self._listener.getsockname()[1]
-        return f"import os, socket, sys, traceback\nsocket.create_connection(('127.0.0.1', {port})).recv(1)\n"
+        return (
+            "import atexit, os, socket, sys\n"
+            "def wait():\n"
+            f"    socket.create_connection(('127.0.0.1', {port})).recv(1)\n"
+            "wait()\n"
+            "atexit.register(wait)\n"
+        )
 
     def run(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self._listener)
-            for _ in range(self._size):
-                stack.enter_context(self._listener.accept()[0])
+        with self._listener:
+            for _ in ("start", "end"):
+                with ExitStack() as stack:
+                    for _ in range(self._size):
+                        stack.enter_context(self._listener.accept()[0])
 
 
 @pytest.fixture
@@ -46,7 +61,7 @@ def terminal(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         program.write_text(gun.code + 'rank = int(os.environ["HOROVODLIKE_RANK"])\n' + code)
         gun.start()
         words = ["-np", str(size), *options, *PYTHON, str(program)]
-        ended, seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+        ended, seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path, ("-c", HVDRUN))
         gun.join()
         return ended, seen.decode().replace("\r\n", "\n").splitlines()
 
@@ -70,11 +85,17 @@ def test_an_exception_of_32_ranks_is_shown_once(terminal: Callable[..., tuple[in
     assert logs.pop().splitlines() == [line.partition(">: ")[2] for line in lines if line.startswith("[0-31]<stderr>")]
 
 
-def test_the_first_failure_comes_last_and_in_full(terminal: Callable[..., tuple[int, list[str]]]) -> None:
+@pytest.mark.parametrize("has_files", [True, False])
+def test_the_first_failure_comes_last_and_in_full(
+    terminal: Callable[..., tuple[int, list[str]]], has_files: bool
+) -> None:
     others = 'class JobBrokenError(Exception):\n    pass\n\n\nraise JobBrokenError("rank 1 has gone")\n'
-    code, lines = terminal(3, f"if rank == 1:\n    raise ValueError('the cause')\n{others}")
+    options = ("--output-filename", "logs") if has_files else ()
+    code, lines = terminal(3, f"if rank == 1:\n    raise ValueError('the cause')\n{others}", *options)
     assert code == 1
-    because = lines.index("[0,2]<stderr>: JobBrokenError: rank 1 has gone (traceback left out)")
+    left_out = " (traceback left out)" if has_files else ""
+    because = lines.index(f"[0,2]<stderr>: JobBrokenError: rank 1 has gone{left_out}")
+    assert ("[0,2]<stderr>: Traceback (most recent call last):" in lines) == (not has_files)
     # The ranks write at the same time: if the others come first, the traceback is already the last on the screen.
     begin = max(number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):"))
     assert begin > because

@@ -142,11 +142,13 @@ class Launch:
         self._err.close()
 
 
-def on_terminal(words: list[str], environ: dict[str, str], cwd: Path) -> tuple[int, bytes]:
-    """Run hvdrun on a terminal; return its exit code and its output."""
+def on_terminal(
+    words: Sequence[str], environ: dict[str, str], cwd: Path, program: Sequence[str] = ("-m", "horovodlike.launcher")
+) -> tuple[int, bytes]:
+    """Run hvdrun, or another program of Python, on a terminal; return its exit code and its output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "horovodlike.launcher", *words],
+        [sys.executable, *program, *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

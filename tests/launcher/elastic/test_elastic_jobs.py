@@ -224,10 +224,12 @@ def test_a_program_that_fails_at_once(elastic: Callable[..., ElasticLaunch]) -> 
     job = elastic("-np", 2, "--min-np", 1, program="sys.exit('there is no data')")
     ended = job.job.finish()
     assert ended.code == 1
-    assert "hvdrun: 3 workers in a row on one slot have failed before they asked for a place" in ended.err
-    assert re.search(
-        r"hvdrun: worker \d \(pid \d+\) exited with code 1; its last lines:\n    there is no data", ended.err
-    )
+    reason = ended.err.index("hvdrun: 3 workers in a row on one slot have failed before they asked for a place")
+    report = r"hvdrun: worker (\d) \(pid \d+\) exited with code 1; its last lines:\n    there is no data\n"
+    reports = [*re.finditer(report, ended.err)]
+    assert reports[-1].start() > reason
+    assert reports[-1].end() == len(ended.err)
+    assert len({each[1] for each in reports}) == len(reports)  # each is described once
     assert ended.seconds < SLACK_S
 
 

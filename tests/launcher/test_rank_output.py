@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from horovodlike.launcher.agent.protocol import FrameKind
+from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.supervisor.fold import Fold
-from horovodlike.launcher.supervisor.output import RankOutput, Screen
+from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.supervisor.printer import Printer
 from horovodlike.launcher.supervisor.writer import Writer
 
@@ -24,14 +27,17 @@ def make() -> Iterator[Make]:
     """Make an output of two ranks, and of a server if asked for; and what standard output and error have got."""
     writers = []
 
-    def opened(*, terminals: tuple[bool, bool] = (True, True), servers: bool = False) -> object:
+    def opened(
+        *, terminals: tuple[bool, bool] = (True, True), servers: bool = False, files: OutputFiles | None = None
+    ) -> object:
         got = bytearray(), bytearray()
         screens = {
             stream: Screen(to.extend, Printer(terminal=is_terminal), coloured=False, is_terminal=is_terminal)
             for stream, to, is_terminal in zip((OUT, ERR), got, terminals, strict=True)
         }
         writers.append(Writer(lambda: None))
-        output = RankOutput(screens, writers[-1], num_ranks=2 if servers else None, fold=Fold(2))
+        fold = Fold(2, shorten=files is not None)
+        output = RankOutput(screens, writers[-1], files, num_ranks=2 if servers else None, fold=fold)
         return output, *got
 
     yield opened  # type: ignore[misc]
@@ -94,10 +100,35 @@ def test_the_traceback_on_the_lowest_lines(make: Make) -> None:
     assert output.ends_with_traceback_of(1)
     assert not output.ends_with_traceback_of(0)
     output.add(0, ERR, LOST_PEER)
-    assert not output.ends_with_traceback_of(0)
+    assert output.ends_with_traceback_of(0)
     assert not output.ends_with_traceback_of(1)
     output.add(1, OUT, TRACEBACK)
     assert not output.ends_with_traceback_of(1)
     output.add(1, ERR, TRACEBACK)
     output.say("hvdrun: b")
     assert not output.ends_with_traceback_of(1)
+
+
+def test_tracebacks_are_whole_once_a_file_cannot_be_written(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "rank.1").mkdir()
+    (tmp_path / "rank.1" / "stderr").symlink_to("/dev/full")
+    with closing(OutputFiles(str(tmp_path), 2)) as files:
+        output, _, err = make(files=files)
+        for rank in (0, 1):
+            output.add(rank, ERR, LOST_PEER)
+        output.drain(lambda: False)
+        shown, trouble, whole = err.partition(b"hvdrun: ")
+        assert shown == b"[0]<stderr>: JobBrokenError: rank 1 has gone (traceback left out)\n"
+        assert trouble
+        assert whole.endswith(b"[1]<stderr>: " + LOST_PEER.replace(b"\n", b"\n[1]<stderr>: ")[: -len(b"[1]<stderr>: ")])
+
+
+def test_tracebacks_are_whole_once_a_file_cannot_be_made(make: Make, tmp_path: Path) -> None:
+    with closing(OutputFiles(str(tmp_path), 1)) as files:
+        output, _, err = make(files=files)
+        (tmp_path / "rank.1").touch()
+        with pytest.raises(UsageError, match="rank.1"):
+            output.expect(1)
+        output.add(1, ERR, LOST_PEER)
+        output.drain(lambda: False)
+        assert err.count(b"[1]<stderr>: ") == 3

@@ -254,7 +254,7 @@ def _monitor(arguments: argparse.Namespace) -> MonitorSpec | None:
     if arguments.monitor is None and arguments.metrics_file is None:
         return None
     port: str | None = arguments.monitor
-    if port is not None and not (port.isascii() and port.isdigit() and int(port) < 65536):
+    if port is not None and not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
         raise UsageError(f"--monitor={port} cannot be used: it must be a port, up to 65535, or be left out")
     return MonitorSpec(None if port is None else int(port), arguments.metrics_file)
 

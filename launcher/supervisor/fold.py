@@ -151,7 +151,7 @@ class Fold:
             for block in self._blocks:
                 if block.for_all and rank not in block.ranks:
                     block.missing -= 1
-                    self._is_ready = self._is_ready or block.missing <= 0
+                    self._is_ready = self._is_ready or _can_be_shown(block)
         return self.due(now)
 
     def due(self, now: float) -> list[Block]:
@@ -195,7 +195,6 @@ class Fold:
 
     def _pass_on(self, rank: int, stream: FrameKind, text: bytes, now: float) -> None:
         self._place(rank, Block(stream, text, now + self._window, {rank}, for_all=False))
-        self._is_ready = True
 
     # The blocks of all ranks.
 
@@ -217,7 +216,7 @@ class Fold:
         if last is not None:
             block.before.add(last)
         self._last[rank] = block
-        self._is_ready = self._is_ready or block.missing <= 0
+        self._is_ready = self._is_ready or _can_be_shown(block)
 
     def _append(self, block: Block) -> None:
         self._number += 1
@@ -265,7 +264,7 @@ class Fold:
                 wanted |= block.before
         shown = []
         for block in self._blocks:
-            if block in wanted or (block.missing <= 0 and all(each.shown for each in block.before)):
+            if block in wanted or _can_be_shown(block):
                 block.shown = True
                 shown.append(block)
         for block in shown:
@@ -286,6 +285,11 @@ class Fold:
         for rank in block.ranks:
             if self._last.get(rank) is block:
                 del self._last[rank]
+
+
+def _can_be_shown(block: Block) -> bool:
+    """Return whether no rank can join a block any more, and all that must be shown before is shown."""
+    return block.missing <= 0 and all(each.shown for each in block.before)
 
 
 def _order(block: Block) -> float:

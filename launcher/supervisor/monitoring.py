@@ -12,7 +12,6 @@ from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import JobSpec, MonitorSpec
 from horovodlike.launcher.planning.plan import JobIdentity
-from horovodlike.launcher.supervisor.fold import Fold
 from horovodlike.launcher.supervisor.output import RankOutput
 from horovodlike.launcher.supervisor.waiting import print_message
 from horovodlike.monitor.board import Board
@@ -65,9 +64,9 @@ def open_monitor(
 class WatchedOutput(RankOutput):
     """Output that the monitor sees, too."""
 
-    def __init__(self, board: Board, *given: Any, fold: Fold | None) -> None:
+    def __init__(self, board: Board, *given: Any, **named: Any) -> None:
         """Take the monitor's board, and the arguments of :class:`RankOutput`."""
-        super().__init__(*given, fold=fold)
+        super().__init__(*given, **named)
         self._board = board
 
     def add(self, rank: int, stream: FrameKind, data: bytes) -> None:

@@ -281,7 +281,14 @@ def write_blank_lines(size: int) -> None:
     Fold(2).add(0, OUT, b"\n" * 16 * size, 0.0)
 
 
-@pytest.mark.parametrize("write", [write_in_step, write_at_once, write_blank_lines])
+def write_bars_behind_lines(size: int) -> None:
+    fold = Fold(2)
+    fold.add(0, OUT, b"".join(b"%d\n" % number for number in range(size)), 0.0)
+    for _ in range(size):
+        fold.add(0, OUT, b"\r5%", 0.1)
+
+
+@pytest.mark.parametrize("write", [write_in_step, write_at_once, write_blank_lines, write_bars_behind_lines])
 def test_the_work_grows_with_the_number_of_lines(write: Callable[[int], None]) -> None:
     few, many = count_steps(lambda: write(16)), count_steps(lambda: write(128))
     assert many < 2 * 8 * few

@@ -72,6 +72,8 @@ VALUES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
     "--reset-limit": (("--min-np", "1"), *N),
     "--blacklist-cooldown-range": (("--min-np", "1"), "1 2", "2 1"),
     "--chaos": ((), "plan.yaml", "bad.yaml"),
+    "--monitor": ((), "8080", "x"),
+    "--metrics-file": ((), "metrics.prom", None),
     "--start-timeout": ((), *S),
     "--elastic-timeout": ((), *S),
     "--discovery-timeout": ((), *S),

@@ -234,9 +234,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
     _start_timeline(settings)
     _log_what_is_ignored(settings, joined.place)
     if os.environ.get(MONITOR_PORT):
-        from horovodlike._engine import reporter
-
-        reporter.start_if_asked(joined.place)
+        _start_reporter(joined.place)
     for notify in _at_init:
         notify(joined.place)
 
@@ -269,6 +267,15 @@ def _start_timeline(settings: Config) -> None:
         ops.check(lib.hvl_start_timeline(os.fsencode(path), settings.timeline_mark_cycles))
     except ValueError as problem:  # training works without a timeline
         print(f"horovodlike warning: {problem}", file=sys.stderr)
+
+
+def _start_reporter(place: RankInfo) -> None:
+    try:
+        from horovodlike._engine import reporter
+
+        reporter.start_if_asked(place)
+    except Exception as error:  # no thread, no psutil: the rank goes on without
+        print(f"horovodlike warning: rank {place.rank} does not report to the monitor: {error!r}", file=sys.stderr)
 
 
 def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:

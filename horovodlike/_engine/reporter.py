@@ -77,7 +77,7 @@ def start(target: Target, place: RankInfo) -> None:
 
 
 def stop() -> None:
-    """Send the last report and end the thread, within a second or two; do nothing if none runs."""
+    """Send the last report and end the thread, within two seconds; do nothing if none runs."""
     global _running
     if _running is not None:
         _running.stop()
@@ -89,25 +89,32 @@ class _Reporter(threading.Thread):
         super().__init__(name="horovodlike-monitor-report", daemon=True)
         self._target = target
         self._place = place
+        self._generation = generation()
         self._stop_event = threading.Event()
+        self._abandoned = False  # stop() has waited in vain; the next generation may have begun
         self._pid = os.getpid()
 
     def stop(self) -> None:
         self._stop_event.set()
         if self._pid == os.getpid():
-            self.join(2 * _PATIENCE_S)  # longer only if the address of a collector leads nowhere
+            self.join(2 * _PATIENCE_S)
+        self._abandoned = True
 
     def run(self) -> None:
         pause = PERIOD_S
         while not self._stop_event.is_set():
-            # A lost connection, or a server without the key; nothing that a report does may end the rank.
-            with contextlib.suppress(OSError, RendezvousError):
-                channel = self._connect()
-                pause = PERIOD_S
-                try:
+            try:
+                with contextlib.closing(self._connect()) as channel:
+                    if self._abandoned:
+                        return
+                    pause = PERIOD_S
                     self._report(channel)
-                finally:
-                    channel.close()
+            except (OSError, RendezvousError):
+                pass  # a lost connection, or a server without the key
+            except Exception as error:  # nothing that a report does may end the rank
+                text = f"rank {self._place.rank} does not report to the monitor any more: {error!r}"
+                print(f"horovodlike warning: {text}", file=sys.stderr)
+                return
             self._stop_event.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -126,7 +133,7 @@ class _Reporter(threading.Thread):
         raise ConnectionRefusedError("no address of the collector answers")
 
     def _report(self, channel: ClientChannel) -> None:
-        snapshots = _Snapshots(self._place)
+        snapshots = _Snapshots(self._place, self._generation)
         while True:
             ends = self._stop_event.is_set()
             report = {**snapshots.take(time.time()), **({"end": True} if ends else {})}
@@ -139,8 +146,9 @@ class _Reporter(threading.Thread):
 class _Snapshots:
     """The reports on one connection."""
 
-    def __init__(self, place: RankInfo) -> None:
+    def __init__(self, place: RankInfo, generation: int) -> None:
         self._place = place
+        self._generation = generation
         self._process = psutil.Process()
         self._is_first = True
         self._sent: dict[str, dict[str, Any]] = {"counters": {}, "process": {}}
@@ -176,7 +184,7 @@ class _Snapshots:
     def _describe(self) -> dict[str, Any]:
         place = self._place
         return {
-            **{"rank": place.rank, "size": place.size, "generation": generation(), "pid": os.getpid()},
+            **{"rank": place.rank, "size": place.size, "generation": self._generation, "pid": os.getpid()},
             **{"local_rank": place.local_rank, "host": place.node_id or socket.gethostname()},
             "worker": int(os.environ.get(WORKER) or place.rank),
         }

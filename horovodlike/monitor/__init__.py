@@ -6,7 +6,8 @@ imports any of this without being asked to.
 * :mod:`horovodlike.monitor.collector`: takes the reports that each rank sends (``horovodlike._engine.reporter``)
 * :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.delays`: the state of the job that follows from them
 * :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
-* :mod:`horovodlike.monitor.server`: the thread that runs all that
+* :mod:`horovodlike.monitor.server`: the thread that runs all that; :mod:`horovodlike.monitor.metrics_file`: the one
+  that writes a file of metrics
 * :mod:`horovodlike.monitor.callbacks`: numbers for other trackers of experiments
 """
 
@@ -61,7 +62,7 @@ def start(port: int = 0, host: str = "127.0.0.1") -> str | None:
         try:
             _running = _serve(port, host, monitor_key(key), place.size)
             found = basics.address() or "127.0.0.1", _running.port
-        except RendezvousError as error:
+        except (RendezvousError, OSError, RuntimeError) as error:  # no thread, no descriptor
             found = str(error)
     if place.size > 1:
         found = broadcast_object(found, name="horovodlike.monitor")

@@ -22,6 +22,7 @@ RANK_HISTORY = 120
 """How many points of its history a rank has."""
 SILENT_S = 5.0
 """A rank that has not reported for this long is shown as silent."""
+_LEAST_S = 0.01  # between two reports of which rates are made
 _EVENTS = 200
 _LONGEST_EVENT = 8192
 _TAIL_BYTES = 4096
@@ -68,7 +69,7 @@ class RankState:
         before, seconds = dict(self.counters), sent - self.sent
         self.counters.update(counters)
         self.sent = sent
-        if not before or seconds <= 0:
+        if not before or seconds < _LEAST_S:
             return
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
         self.rates = {name: grown.get(name, 0.0) / seconds for name in ("bytes", "batches", "requests")}
@@ -135,11 +136,18 @@ class Board:
             self._ranks[about["rank"]] = RankState(about, heard_at=self._clock())
             return True
 
-    def take_report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take the checked report of a rank that has said hello; see :mod:`horovodlike.monitor.collector`."""
+    def take_report(self, rank: int, about: dict[str, Any], report: Mapping[str, Any]) -> None:
+        """Take the checked report of a rank; see :mod:`horovodlike.monitor.collector`.
+
+        Args:
+            rank: The rank.
+            about: What the connection has given to :meth:`take_hello`. If another one has followed it, the report is of
+                a process that is not this rank any more, and is dropped.
+            report: The report.
+        """
         with self._lock:
             state = self._ranks.get(rank)
-            if state is None:
+            if state is None or state.about is not about:
                 return
             now = state.heard_at = self._clock()
             state.measure(report["counters"], report["sent"])
@@ -148,7 +156,8 @@ class Board:
             if "stack" in report:
                 state.stack = report["stack"]
             state.ended = report["end"]
-            self._stragglers.update(report["late"])
+            if rank == 0:
+                self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
             host = str(state.about["host"])
             self._delays.take(rank, host, report["sent"], now, report["collectives"])
 
@@ -166,7 +175,9 @@ class Board:
         with self._lock:
             self._tails[number] = (self._tails.pop(number, b"") + data)[-_TAIL_BYTES:]
             while len(self._tails) > _MOST_TAILS:
-                self._tails.popitem(last=False)
+                oldest, _ = self._tails.popitem(last=False)
+                self._open_lines.pop(oldest, None)
+                self._open_events.pop(oldest, None)
             if is_error:
                 *lines, rest = (self._open_lines.pop(number, b"") + data).split(b"\n")
                 if rest:
@@ -264,8 +275,12 @@ class Board:
                 "history": list(self._history),
                 "events": [dict(event) for event in self._events],
                 "event_counts": dict(self._num_events),
-                "output": {str(number): tail.decode(errors="replace") for number, tail in self._tails.items()},
             }
+
+    def output(self, number: int) -> bytes:
+        """Return the last bytes that a rank (in an elastic job, a worker) has written."""
+        with self._lock:
+            return self._tails.get(number, b"")
 
     def end(self, text: str) -> None:
         """Note that the job has ended."""

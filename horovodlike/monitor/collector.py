@@ -22,7 +22,6 @@ A report is an object. The fields that may be missing have not changed since the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +33,7 @@ _MOST_COLLECTIVES = 64
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
 _LONGEST_STACK = 16384
+_LIMIT = 2**63  # of numbers: sums and products of a few stay finite
 _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
@@ -75,8 +75,10 @@ class Collector:
                 if not self._board.take_hello(about):
                     raise ProtocolError("its generation is over")
                 self._about[connection] = about
-            self._board.take_report(connection.rank, read_report(message))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            self._board.take_report(connection.rank, about, read_report(message))
+        except ProtocolError:
+            raise
+        except Exception as error:  # whatever is wrong with a report ends its connection, and nothing else
             raise ProtocolError(f"it sent a report that makes no sense ({type(error).__name__})") from None
 
     def on_disconnect(self, connection: Connection, reason: str) -> None:
@@ -125,18 +127,18 @@ def _checked(convert: Callable[[Any], Any], value: Any, *types: type) -> Any:
 
 def _integer(value: Any) -> int:
     number: int = _checked(int, value, int)
-    if not 0 <= number < 2**63:
+    if not 0 <= number < _LIMIT:
         raise ValueError("out of range")
     return number
 
 
 def _number(value: Any) -> float:
     number: float = _checked(lambda given: given, value, int, float)
-    if not 0 <= number < math.inf:
+    if not 0 <= number < _LIMIT:
         raise ValueError("out of range")
     return number
 
 
 def _text(value: Any, longest: int) -> str:
     text: str = _checked(str, value, str)
-    return text[:longest]
+    return text[:longest].encode(errors="replace").decode()  # JSON can have halves of characters, which UTF-8 cannot

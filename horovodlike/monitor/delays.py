@@ -7,6 +7,7 @@ network. So delay between hosts is right to about a millisecond where the networ
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
@@ -44,7 +45,7 @@ class Delays:
     def __init__(self) -> None:
         """Start without any collective."""
         self.by_rank: dict[int, float] = {}
-        self._behind: dict[str, float] = {}  # host -> seconds
+        self._behind: OrderedDict[str, float] = OrderedDict()  # host -> seconds; that of the last report comes last
         self._waiting: OrderedDict[int, _Collective] = OrderedDict()
         self._evaluated = 0  # numbers up to this one are not waited for any more
         self._tensors: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -60,7 +61,7 @@ class Delays:
             received: When it arrived, by the clock here.
             collectives: The collectives.
         """
-        behind = self._behind[host] = min(received - sent, self._behind.get(host, received - sent))
+        behind = self._behind[host] = min(received - sent, self._behind.pop(host, received - sent))
         for number, kind, name, num_bytes, enqueued in collectives:
             if number <= self._evaluated:
                 continue
@@ -85,7 +86,10 @@ class Delays:
             if len(each.times) < 2:
                 continue
             self._evaluate(each, point, sums)
-        self._evaluated = max([self._evaluated, *(number for number in done if number < min(self._waiting, default=0))])
+        first = min(self._waiting, default=math.inf)
+        self._evaluated = max([self._evaluated, *(number for number in done if number < first)])
+        while len(self._behind) > size:  # a rank has one host
+            self._behind.popitem(last=False)
         self._points = [*self._points, point][-WINDOW:]
         if sums:
             self.by_rank = {rank: sum(found) / len(found) for rank, found in sums.items()}

@@ -1,29 +1,31 @@
-"""The monitor of a job: one thread that takes the reports of ranks, answers readers, and writes a file of metrics."""
+"""The monitor of a job: one thread that takes the reports of ranks and answers readers.
+
+Nothing that goes wrong in it ends the job: it becomes an event that the page shows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import JobKey, close_in_child
 from horovodlike._net.socket_options import ensure_descriptors
-from horovodlike.monitor import prometheus, web
+from horovodlike.monitor import web
 from horovodlike.monitor.board import Board
 from horovodlike.monitor.collector import Collector
+from horovodlike.monitor.metrics_file import MetricsFile
 
 LOOPBACK = "127.0.0.1"
 _TICK_S = 1.0
 _SNAPSHOT_S = 0.5
+_PATIENCE_S = 5.0  # for the end of the thread
 _UNKNOWN_SIZE = 256
 
 
@@ -58,11 +60,12 @@ class Monitor:
         self._size = size or _UNKNOWN_SIZE
         self._host, self._wanted = host, port
         self._access = web.Access(token or secrets.token_urlsafe(24), frozenset(names))
-        self._metrics_file = None if metrics_file is None else Path(metrics_file).absolute()
+        self._metrics_file = None if metrics_file is None else MetricsFile(board, Path(metrics_file).absolute())
         self._collector = Collector(key, board, self._size)
         self._addresses: set[str] = set()
         self._readers_socket: socket.socket | None = None
-        self._cached: dict[bool, tuple[float, dict[str, Any]]] = {}
+        self._cached: dict[bool, tuple[float, web.Snapshot]] = {}
+        self._trouble = ""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
@@ -72,7 +75,7 @@ class Monitor:
         """The address of the page; None without readers."""
 
     def start(self, addresses: Collection[str]) -> None:
-        """Listen, and start the thread.
+        """Listen, and start the threads.
 
         Args:
             addresses: The addresses of this host at which ranks send reports; :meth:`listen_on` adds others.
@@ -89,17 +92,20 @@ class Monitor:
                 reader_port = self._readers_socket.getsockname()[1]
                 self.url = f"http://{shown}:{reader_port}/?token={self._access.token}"
             listeners = listen("the monitor", list(addresses), [0] * 8)
+            self.port = listeners[0].getsockname()[1]
+            self._addresses.update(addresses)
+            self._collector.server.listen(listeners)
+            thread = threading.Thread(target=self._run, name="horovodlike-monitor", daemon=True)
+            thread.start()
         except BaseException:
             if self._readers_socket is not None:
                 self._readers_socket.close()
             self._collector.server.close()
             self._loop.close()
             raise
-        self.port = listeners[0].getsockname()[1]
-        self._addresses.update(addresses)
-        self._collector.server.listen(listeners)
-        self._thread = threading.Thread(target=self._run, name="horovodlike-monitor", daemon=True)
-        self._thread.start()
+        self._thread = thread
+        if self._metrics_file is not None:
+            self._metrics_file.start()
 
     def listen_on(self, addresses: Collection[str]) -> None:
         """Take reports at further addresses of this host, at the same port.
@@ -111,24 +117,30 @@ class Monitor:
         if new:
             listeners = listen("the monitor", new, [self.port])
             self._addresses.update(new)
-            self._loop.call_soon_threadsafe(self._collector.server.listen, listeners)
+            try:
+                self._loop.call_soon_threadsafe(self._collector.server.listen, listeners)
+            except RuntimeError:  # the thread has failed
+                for each in listeners:
+                    each.close()
 
     def close(self) -> None:
-        """Write the last metrics, close all connections, and end the thread. May be called again."""
+        """Close all connections, write the last metrics, and end the threads. May be called again."""
         if self._thread is not None:
             self.board.end("the job has ended")
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+            with contextlib.suppress(RuntimeError):  # the thread has failed
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(_PATIENCE_S)
             self._thread = None
+            if self._metrics_file is not None:
+                self._metrics_file.close()
 
-    def snapshot(self, with_history: bool = False) -> dict[str, Any]:
+    def _snapshot(self, with_history: bool) -> web.Snapshot:
         """Return the state of the job, at most half a second old, however many readers there are."""
         now = time.monotonic()
-        taken, state = self._cached.get(with_history, (0.0, {}))
-        if not state or now - taken > _SNAPSHOT_S:
-            state = self.board.snapshot(with_history)
-            self._cached[with_history] = now, state
-        return state
+        found = self._cached.get(with_history)
+        if found is None or now - found[0] > _SNAPSHOT_S:
+            found = self._cached[with_history] = now, web.Snapshot(self.board.snapshot(with_history))
+        return found[1]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -140,8 +152,8 @@ class Monitor:
 
     async def _serve(self) -> None:
         server = self._collector.server
-        self._loop.add_reader(server.fileno(), server.attend)
-        readers = web.Readers(self._access, self.snapshot)
+        self._loop.add_reader(server.fileno(), self._attend)
+        readers = web.Readers(self._access, self._snapshot, self.board.output)
         web_server = None
         if self._readers_socket is not None:
             web_server = await asyncio.start_server(
@@ -151,30 +163,22 @@ class Monitor:
             while not self._stopping.is_set():
                 with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), _TICK_S)
-                server.attend()  # also drops connections that have not authenticated themselves in time
-                self.board.tick()
-                self._write_metrics()
+                self._attend(ticks=True)  # also drops connections that have not authenticated themselves in time
         finally:
             self._loop.remove_reader(server.fileno())
             if web_server is not None:
                 web_server.close()
-                await readers.close()
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
 
-    def _write_metrics(self) -> None:
-        """Replace the file of metrics, so that its reader never sees a part of it."""
-        if self._metrics_file is None:
-            return
-        text = prometheus.render(self.board.snapshot())
+    def _attend(self, ticks: bool = False) -> None:
         try:
-            descriptor, name = tempfile.mkstemp(dir=self._metrics_file.parent, prefix=f".{self._metrics_file.name}.")
-            try:
-                with open(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    os.fchmod(file.fileno(), 0o644)
-                os.replace(name, self._metrics_file)
-            except BaseException:
-                os.unlink(name)
-                raise
-        except OSError as error:
-            self.board.add_event("warning", f"{self._metrics_file} cannot be written: {error.strerror}")
-            self._metrics_file = None
+            self._collector.server.attend()
+            if ticks:
+                self.board.tick()
+        except Exception as error:
+            if repr(error) != self._trouble:
+                self._trouble = repr(error)
+                self.board.add_event("warning", f"the monitor has failed for a moment: {error!r}")

@@ -66,6 +66,29 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+class Snapshot:
+    """The state of a job at one time, and the bodies of answers with it. Each is made once, however many read it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        """Take the state; see :meth:`horovodlike.monitor.board.Board.snapshot`."""
+        self._state = state
+
+    @functools.cached_property
+    def json(self) -> bytes:
+        """The state as JSON."""
+        return json.dumps(self._state, separators=(",", ":")).encode()
+
+    @functools.cached_property
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return prometheus.render(self._state).encode()
+
+    @functools.cached_property
+    def openmetrics(self) -> bytes:
+        """The metrics in the format OpenMetrics."""
+        return prometheus.render(self._state, openmetrics=True).encode()
+
+
 @dataclass(frozen=True)
 class Access:
     """The conditions of access.
@@ -141,13 +164,19 @@ def parse(head: bytes) -> HttpRequest | None:
         return None
 
 
-def answer(request: HttpRequest | None, access: Access, snapshot: Callable[[bool], dict[str, Any]]) -> HttpResponse:
+def answer(
+    request: HttpRequest | None,
+    access: Access,
+    snapshot: Callable[[bool], Snapshot],
+    output: Callable[[int], bytes],
+) -> HttpResponse:
     """Return the answer to a request.
 
     Args:
         request: The request; None if it could not be read.
         access: Who may read.
         snapshot: Returns the state of the job, with the history of ranks if the argument is True.
+        output: Returns the end of the output of a rank, or of a worker of an elastic job.
     """
     if request is None:
         return HttpResponse(400, b"this is not a request that this server understands\n")
@@ -170,19 +199,29 @@ def answer(request: HttpRequest | None, access: Access, snapshot: Callable[[bool
         return HttpResponse(200, page, "text/html; charset=utf-8", {"Content-Security-Policy": policy})
     if request.path == "/metrics":
         wanted = prometheus.accepts_openmetrics(request.headers.get("accept", ""))
-        text = prometheus.render(snapshot(False), wanted)
-        return HttpResponse(200, text.encode(), prometheus.OPENMETRICS if wanted else prometheus.TEXT)
+        if wanted:
+            return HttpResponse(200, snapshot(False).openmetrics, prometheus.OPENMETRICS)
+        return HttpResponse(200, snapshot(False).text, prometheus.TEXT)
     if request.path == "/api/state":
-        state = snapshot(request.query.get("history") == ["1"])
-        return HttpResponse(200, json.dumps(state, separators=(",", ":")).encode(), _JSON)
-    return HttpResponse(404, b"there are /, /metrics, /api/state and /health\n")
+        return HttpResponse(200, snapshot(request.query.get("history") == ["1"]).json, _JSON)
+    if request.path == "/api/output":
+        try:
+            return HttpResponse(200, output(int(request.query["of"][0])))
+        except (KeyError, ValueError):
+            return HttpResponse(400, b"/api/output?of=0 is the end of the output of rank 0\n")
+    return HttpResponse(404, b"there are /, /metrics, /api/state, /api/output and /health\n")
+
+
+@functools.lru_cache(maxsize=4)  # by the identity of the bytes, in effect: a snapshot has them once
+def _compress(body: bytes) -> bytes:
+    return gzip.compress(body, 1, mtime=0)
 
 
 def encode(response: HttpResponse, request: HttpRequest | None) -> bytes:
     """Return the bytes of an answer."""
     body, headers = response.body, dict(response.headers)
     if request is not None and len(body) >= _COMPRESSED_FROM and "gzip" in request.headers.get("accept-encoding", ""):
-        body = gzip.compress(body, 1, mtime=0)
+        body = _compress(body)
         headers["Content-Encoding"] = "gzip"
     headers = {
         "Content-Type": response.kind,
@@ -205,10 +244,11 @@ def encode(response: HttpResponse, request: HttpRequest | None) -> bytes:
 class Readers:
     """The connections of readers. Belongs to the thread of an event loop."""
 
-    def __init__(self, access: Access, snapshot: Callable[[bool], dict[str, Any]]) -> None:
-        """Take the conditions of access, and the function that returns the state of the job."""
-        self._access = access
-        self._snapshot = snapshot
+    def __init__(
+        self, access: Access, snapshot: Callable[[bool], Snapshot], output: Callable[[int], bytes]
+    ) -> None:
+        """Take the conditions of access, and the functions that return the state of the job and output of ranks."""
+        self._answer = functools.partial(answer, access=access, snapshot=snapshot, output=output)
         self._open: dict[asyncio.Task[None], bool] = {}  # the oldest first; True once it has sent its request
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,9 +261,10 @@ class Readers:
             request: HttpRequest | None = None
             try:
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
-                self._open[task] = True
+                if task in self._open:
+                    self._open[task] = True
                 request = parse(head[:-4])
-                response = answer(request, self._access, self._snapshot)
+                response = self._answer(request)
             except asyncio.LimitOverrunError:
                 response = HttpResponse(431, b"the headers are too long\n")
             except (asyncio.TimeoutError, TimeoutError):
@@ -236,24 +277,19 @@ class Readers:
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
-            del self._open[task]
             writer.close()
             with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(writer.wait_closed(), ANSWER_S)
             writer.transport.abort()
+            self._open.pop(task, None)
 
     def _make_room(self) -> None:
         """Close a connection if there are too many: the oldest of those that have not sent a request."""
         if len(self._open) > MOST_CONNECTIONS:
             idle = [task for task, has_asked in self._open.items() if not has_asked]
-            (idle or list(self._open))[0].cancel()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        tasks = list(self._open)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            oldest = (idle or list(self._open))[0]
+            del self._open[oldest]  # the next new connection ends another one
+            oldest.cancel()
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:

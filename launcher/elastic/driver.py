@@ -289,7 +289,10 @@ class Driver(Supervisor):
     def _take_agent(self, connection: FrameConnection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
         if self._monitor is not None:
-            self._monitor.listen_on(addresses)
+            try:
+                self._monitor.listen_on(addresses)
+            except RendezvousError as error:
+                self._say(f"warning: {error}; the monitor does not show the ranks of that host")
         self._connections.add(connection)
         return self._workers.port
 

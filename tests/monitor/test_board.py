@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from monitors import about
 
+from horovodlike.monitor import board as module
 from horovodlike.monitor.board import HISTORY, RANK_HISTORY, Board
-from horovodlike.monitor.collector import read_report
+from horovodlike.monitor.collector import _read_about, read_report
+from horovodlike.monitor.delays import Delays
+from horovodlike.monitor.prometheus import render
 
 
 class Job:
@@ -41,11 +44,13 @@ class Job:
             sent = self.now - 0.0002 - skew
             counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
             more = {"counters": counters, "collectives": collectives}
-            state = read_report({"sent": sent, "idle": 0.0, **more})
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
-            self.board.take_report(rank, state)
+            self.report(rank, sent=sent, idle=0.0, **more)
         self.board.tick()
+
+    def report(self, rank: int, **message: Any) -> None:
+        self.board.take_report(rank, self.board._ranks[rank].about, read_report(message))
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -91,14 +96,14 @@ def test_a_stall_shows_stacks_by_groups_of_ranks() -> None:
     job.second({})
     assert job.board.snapshot()["stall"] is None
     for rank, stack in enumerate(["in synchronize", "in load", "in synchronize"]):
-        job.board.take_report(rank, read_report({"sent": job.now, "idle": 4.0, "stack": stack}))
+        job.report(rank, sent=job.now, idle=4.0, stack=stack)
     stall = job.board.snapshot()["stall"]
     assert stall["seconds"] == 4.0
     assert stall["stacks"] == [
         {"ranks": [1], "stack": "in load"},
         {"ranks": [0, 2], "stack": "in synchronize"},
     ]
-    job.board.take_report(0, read_report({"sent": job.now + 1, "idle": 0.0, "stack": None}))
+    job.report(0, sent=job.now + 1, idle=0.0, stack=None)
     assert job.board.snapshot()["stall"] is None
 
 
@@ -116,7 +121,7 @@ def test_a_lost_connection_makes_a_rank_silent_at_once_and_the_last_report_does_
     job = Job(2)
     job.second({})
     job.board.lose(1, job.board._ranks[1].about)
-    job.board.take_report(0, read_report({"sent": job.now, "idle": 0.0, "end": True}))
+    job.report(0, sent=job.now, idle=0.0, end=True)
     job.board.lose(0, job.board._ranks[0].about)
     assert [each["state"] for each in job.board.snapshot()["ranks"]] == ["ended", "silent"]
 
@@ -136,7 +141,81 @@ def test_warnings_are_found_in_the_output() -> None:
         ("warning", 1, 0),
     ]
     assert state["events"][0]["text"].endswith("   thread")
-    assert state["output"]["0"].endswith("no part of it\n")
+    assert board.output(0).endswith(b"no part of it\n")
+    assert board.output(7) == b""
+    assert "output" not in state
+
+
+def test_reports_on_a_connection_that_another_one_has_followed_are_dropped() -> None:
+    job = Job(2)
+    old = job.board._ranks[1].about
+    job.board.take_hello(about(1, 3, generation=2))
+    job.board.take_report(1, old, read_report({"sent": job.now, "idle": 9.0, "end": True}))
+    [rank] = job.board.snapshot()["ranks"]
+    assert (rank["state"], rank["idle"]) == ("running", 0.0)
+    job.report(1, sent=job.now, idle=1.0)
+    assert job.board.snapshot()["ranks"][0]["idle"] == 1.0
+
+
+def test_only_rank_0_says_which_ranks_are_late_and_only_of_ranks_of_the_job() -> None:
+    job = Job(2)
+    job.report(1, sent=job.now, idle=0.0, late=[[0, 7, 1.0]])
+    job.report(0, sent=job.now, idle=0.0, late=[[1, 5, 0.5], *([rank, 5, 0.5] for rank in range(2, 100))])
+    assert [each["times_late"] for each in job.board.snapshot()["ranks"]] == [0, 5]
+    assert len(job.board._stragglers) == 1
+
+
+def test_nothing_grows_with_names_of_hosts_or_workers_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_TAILS", 8)
+    job = Job(2)
+    for number in range(100):
+        job.board.take_hello(about(1, 2, host=f"node-{number}"))
+        job.report(1, sent=job.now, idle=0.0)
+        job.report(0, sent=job.now, idle=0.0)
+        job.board.tick()
+        job.board.take_output(number, b"horovodlike warning: mind this\nunfinished", is_error=True)
+    board = job.board
+    assert len(board._delays._behind) == 2 and "node-1" in board._delays._behind
+    assert len(board._tails) == len(board._open_lines) == 8
+    assert len(board._open_events) <= 8
+
+
+@pytest.mark.parametrize("number", [2**63 - 1025, float(2**63 - 1025), 5e-324, 1e-300])
+def test_numbers_at_their_limits_harm_nothing(number: float) -> None:
+    job = Job(2)
+    names = ("bytes", "requests", "batches", "waiting_seconds", "communicating_seconds")
+    for sent in (0.0, number, number):
+        for rank in range(2):
+            collectives = [[1 + rank, "allreduce", "x", 4, number], [9, "allreduce", "x", 4, number * rank]]
+            counters = dict.fromkeys(names, number if sent else 0.0)
+            more = {"counters": counters, "collectives": collectives, "late": [[1, 2**63 - 1, number]]}
+            job.report(rank, sent=sent, idle=number, process={"cpu_seconds": number}, **more)
+        job.board.tick()
+        job.now += 3.0
+    state = job.board.snapshot(with_history=True)
+    json.dumps(state, allow_nan=False)
+    assert "inf" not in render(state).lower().replace("_info", "")
+
+
+def test_text_that_is_no_text_harms_nothing() -> None:
+    board = Board()
+    found = _read_about(about(0, 1, host="node\ud800"), 0)
+    assert found["host"] == "node?"
+    assert board.take_hello(found)
+    assert 'host="node?"' in render(board.snapshot())
+    assert read_report({"sent": 1, "idle": 4, "stack": "\udc80x"})["stack"] == "?x"
+
+
+def test_late_reports_do_not_open_collectives_again() -> None:
+    delays = Delays()
+    for rank in range(2):
+        delays.take(rank, "node-1", 10.0, 10.0, [[1, "allreduce", "x", 4, 9.0 + 0.1 * rank]])
+    delays.evaluate(10.0, 3)
+    late = delays.evaluate(20.0, 3)
+    delays.take(2, "node-1", 20.0, 20.0, [[1, "allreduce", "x", 4, 19.0]])
+    delays.take(0, "node-1", 20.0, 20.0, [[2, "allreduce", "x", 4, 19.0]])
+    assert list(delays._waiting) == [2]
+    assert delays.evaluate(30.0, 3) == late
 
 
 def test_everything_is_bounded() -> None:
@@ -172,6 +251,8 @@ def test_a_snapshot_of_1024_ranks() -> None:
         {"sent": 1e999, "idle": 0},
         {"sent": 1, "idle": 0, "stack": 5},
         {"sent": 1, "idle": 0, "late": [[2**70, 2, 1.0]]},
+        {"sent": 1, "idle": 0, "collectives": [[1, "a", "b", 4, 1e308]]},
+        {"sent": 1e308, "idle": 0},
     ],
 )
 def test_a_report_that_makes_no_sense(message: Any) -> None:

@@ -62,9 +62,8 @@ def test_a_stall_and_a_loss_are_shown(page: Page) -> None:
         page.wait_for("document.querySelectorAll('#ranks tr').length === 3")
         assert page.value("document.querySelector('#stall').hidden")
         for rank in range(3):
-            more = {"counters": {}, "process": {}, "late": {}, "collectives": [], "end": False}
             stack = "File train.py, in <b>load</b>" if rank == 1 else "in synchronize"
-            job.board.take_report(rank, {"sent": time.time(), "idle": 4.0, "stack": stack, **more})
+            job.report(rank, sent=time.time(), idle=4.0, stack=stack)
         text = page.wait_for("!document.querySelector('#stall').hidden && document.querySelector('#stall').innerText")
         assert "Rank 1\nFile train.py, in <b>load</b>" in text.replace("\n\n", "\n")
         job.board.add_event("elastic", "worker 2 is lost")

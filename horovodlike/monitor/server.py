@@ -147,6 +147,8 @@ class Monitor:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
+            if self._readers_socket is not None:
+                self._readers_socket.close()
             self._collector.server.close()
             self._loop.close()
 
@@ -169,6 +171,7 @@ class Monitor:
             if web_server is not None:
                 web_server.close()
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                readers.close()  # a task may miss that it is cancelled if its reader has sent something just now
                 for task in others:
                     task.cancel()
                 await asyncio.gather(*others, return_exceptions=True)

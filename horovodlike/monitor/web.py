@@ -244,25 +244,21 @@ def encode(response: HttpResponse, request: HttpRequest | None) -> bytes:
 class Readers:
     """The connections of readers. Belongs to the thread of an event loop."""
 
-    def __init__(
-        self, access: Access, snapshot: Callable[[bool], Snapshot], output: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, access: Access, snapshot: Callable[[bool], Snapshot], output: Callable[[int], bytes]) -> None:
         """Take the conditions of access, and the functions that return the state of the job and output of ranks."""
         self._answer = functools.partial(answer, access=access, snapshot=snapshot, output=output)
-        self._open: dict[asyncio.Task[None], bool] = {}  # the oldest first; True once it has sent its request
+        self._open: dict[asyncio.StreamWriter, bool] = {}  # the oldest first; True once it has sent its request
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the request of one connection, and close it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._open[task] = False
+        self._open[writer] = False
         self._make_room()
         try:
             request: HttpRequest | None = None
             try:
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
-                if task in self._open:
-                    self._open[task] = True
+                if writer in self._open:
+                    self._open[writer] = True
                 request = parse(head[:-4])
                 response = self._answer(request)
             except asyncio.LimitOverrunError:
@@ -281,15 +277,20 @@ class Readers:
             with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(writer.wait_closed(), ANSWER_S)
             writer.transport.abort()
-            self._open.pop(task, None)
+            self._open.pop(writer, None)
 
     def _make_room(self) -> None:
-        """Close a connection if there are too many: the oldest of those that have not sent a request."""
+        """Close a connection if the newest one is too many: the oldest of those that have not sent a request."""
         if len(self._open) > MOST_CONNECTIONS:
-            idle = [task for task, has_asked in self._open.items() if not has_asked]
-            oldest = (idle or list(self._open))[0]
+            earlier = list(self._open)[:-1]
+            oldest = next((writer for writer in earlier if not self._open[writer]), earlier[0])
             del self._open[oldest]  # the next new connection ends another one
-            oldest.cancel()
+            oldest.transport.abort()
+
+    def close(self) -> None:
+        """Close all connections; their tasks end soon after."""
+        for writer in self._open:
+            writer.transport.abort()
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:

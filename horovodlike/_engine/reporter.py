@@ -72,8 +72,9 @@ def start(target: Target, place: RankInfo) -> None:
     """Start to report; replaces a reporter that runs."""
     global _running
     stop()
-    _running = _Reporter(target, place)
-    _running.start()
+    thread = _Reporter(target, place)
+    thread.start()
+    _running = thread
 
 
 def stop() -> None:

@@ -36,8 +36,8 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
         raise ValueError(f"on_metrics: seconds must be positive, got {seconds!r}")
     if basics.rank() == 0:
         thread = _Callback(function, seconds)
-        _threads.append(thread)
         thread.start()
+        _threads.append(thread)
 
 
 class _Callback(threading.Thread):

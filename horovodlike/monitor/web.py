@@ -281,7 +281,7 @@ class Readers:
 
     def _make_room(self) -> None:
         """Close a connection if the newest one is too many: the oldest of those that have not sent a request."""
-        if len(self._open) > MOST_CONNECTIONS:
+        while len(self._open) > MOST_CONNECTIONS:
             earlier = list(self._open)[:-1]
             oldest = next((writer for writer in earlier if not self._open[writer]), earlier[0])
             del self._open[oldest]  # the next new connection ends another one

@@ -6,7 +6,10 @@ class of PyTorch is then its name.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import typing
+from pathlib import Path
 
 from sphinx.domains.python import PythonDomain
 
@@ -14,6 +17,8 @@ import horovodlike
 
 if typing.TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+sys.path.append(str(Path(__file__).parent))
 
 project = "horovodlike"
 version = release = horovodlike.__version__
@@ -28,6 +33,11 @@ html_show_copyright = False
 myst_heading_anchors = 4
 # A class that several modules offer: each offer is as good as the others.
 suppress_warnings = ["ref.python"]
+# What is named in full and is public must be there; but not the modules behind a façade, in which base classes have
+# their homes.
+nitpicky = True
+_BEHIND = r"(?!horovodlike\.[a-z]).*|.*\._.*|horovodlike\.(data\.records|tensorflow\.compression)\..*"
+nitpick_ignore_regex = [("py:(obj|mod)", ".*"), ("py:.*", _BEHIND)]
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
@@ -57,6 +67,14 @@ class _Domain(PythonDomain):
             super().note_object(name, objtype, node_id, aliased, location)
 
 
+def _add_names(_: Sphinx, page: str, text: list[str]) -> None:
+    """Add the names of a public module to its page."""
+    if page.startswith("api/horovodlike"):
+        generate = importlib.import_module("generate")
+        text[0] += generate.directives(importlib.import_module(page.removeprefix("api/")))
+
+
 def setup(app: Sphinx) -> None:
-    """Replace the domain of Python."""
+    """Replace the domain of Python, and fill the pages of the API."""
     app.add_domain(_Domain, override=True)
+    app.connect("source-read", _add_names)

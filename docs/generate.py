@@ -7,6 +7,7 @@ The order of the site is that of `docs/index.md`.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from pathlib import Path
@@ -172,14 +173,13 @@ def _toctrees(index: str) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """Return a page for each public module, which Sphinx fills with its docstrings, and their index."""
+    """Return a page for each public module, to which Sphinx adds its names, and their index."""
     index = ["API", "===", "", "The API is Horovod's: a script works after ``sed s/horovod/horovodlike/``.", ""]
     found = {
         "index": "\n".join([*index, ".. toctree::", "   :maxdepth: 1", "", *(f"   {name}" for name in MODULES), ""])
     }
     for name in MODULES:
-        options = ["   :members:", "   :imported-members:", "   :show-inheritance:"]
-        found[name] = "\n".join([name, "=" * len(name), "", f".. automodule:: {name}", *options, ""])
+        found[name] = "\n".join([name, "=" * len(name), "", f".. automodule:: {name}", ""])
     return found
 
 
@@ -188,6 +188,22 @@ def exported(module: ModuleType) -> list[str]:
     defined = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     names: list[str] = getattr(module, "__all__", defined)
     return names
+
+
+def directives(module: ModuleType) -> str:
+    """Return the directives of autodoc for all names of a module, also those that it imports when they are used."""
+    found = []
+    for name in exported(module):
+        value = getattr(module, name)
+        title = f"{module.__name__}.{name}"
+        if inspect.isclass(value):
+            kind = "exception" if issubclass(value, BaseException) else "class"
+            found.append(f".. auto{kind}:: {title}\n   :members:\n   :show-inheritance:\n")
+        elif inspect.isroutine(value):
+            found.append(f".. autofunction:: {title}\n")
+        elif not inspect.ismodule(value) and not name.startswith("__"):
+            found.append(f".. autodata:: {title}\n   :no-value:\n")
+    return "\n" + "\n".join(found)
 
 
 def write_site() -> None:

@@ -240,7 +240,7 @@ class RayExecutor:
                 cannot be pickled. Of the errors of several ranks, the one that is no consequence of others.
             RuntimeError: There are no workers, some still run an earlier call, or :meth:`shutdown` has ended this one.
             Exception: In an elastic job, what the function has raised on the worker that failed first, after attempts
-                to replace it; its cause is a :class:`horovodlike.launcher.run.RemoteTraceback`. Also HostsError, a
+                to replace it; its cause is a ``horovodlike.launcher.run.RemoteTraceback``. Also HostsError, a
                 RuntimeError: no node can take part.
         """
         return self._with_callbacks("run", (named(fn), tuple(args or ()), dict(kwargs or {})), callbacks)

@@ -90,7 +90,7 @@ def run(
         UsageError: There are fewer slots than ``num_proc``, or an argument cannot be used; it is a ValueError.
         ConfigError: There is no session, PySpark is too old, or ``env`` has a setting with a bad value.
         Exception: The function raised it on the rank that failed first; its cause is a
-            :class:`horovodlike.launcher.run.RemoteTraceback`. Errors of Spark itself are raised as they are.
+            ``horovodlike.launcher.run.RemoteTraceback``. Errors of Spark itself are raised as they are.
     """
     _check_mpi(use_mpi, use_gloo, extra_mpi_args)
     cluster = _driver.find_cluster()

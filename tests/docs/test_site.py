@@ -111,13 +111,10 @@ def test_every_public_name_has_an_address_and_a_docstring(site: Path) -> None:
             if not name.startswith("__") and f"{module.__name__}.{name}" not in known:
                 missing.append(f"no address: {module.__name__}.{name}")
             if inspect.isclass(value) or inspect.isroutine(value):
-                methods = [each for each in vars(value) if not each.startswith("_")] if inspect.isclass(value) else []
-                public = [value, *(getattr(value, each) for each in methods)]
-                missing += [
-                    f"no docstring: {each}" for each in public if inspect.isroutine(each) and not inspect.getdoc(each)
-                ]
-                missing += [f"no docstring: {value}"] if not inspect.getdoc(value) else []
-    assert not missing
+                members = [each for each in vars(value) if not each.startswith("_")] if inspect.isclass(value) else []
+                methods = filter(inspect.isroutine, (getattr(value, each) for each in members))
+                missing += [f"no docstring: {each}" for each in (value, *methods) if not inspect.getdoc(each)]
+    assert not missing, "\n".join(missing)
 
 
 def test_links_lead_to_the_same_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,10 +164,10 @@ def _toctrees(index: str) -> str:
     """Return the site's table of contents: the pages to which each section of the landing page links in a list."""
     trees = []
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
-        listed = re.findall(r"^- \[[^\]]*\]\((?:\.\./)?([^)]+)\.md\)", section, flags=re.MULTILINE)
+        listed = re.findall(r"^- \[([^\]]*)\]\((?:\.\./)?([^)]+)\.md\)", section, flags=re.MULTILINE)
         if listed:
             title, *_ = section.splitlines()
-            names = [*listed, *(["api/index"] if title == "Reference" else [])]
+            names = [*(f"{text} <{name}>" for text, name in listed), *(["api/index"] if title == "Reference" else [])]
             trees.append("\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *names, "```", ""]))
     return "".join(trees)
 
@@ -192,7 +192,7 @@ def exported(module: ModuleType) -> list[str]:
 
 def directives(module: ModuleType) -> str:
     """Return the directives of autodoc for all names of a module, also those that it imports when they are used."""
-    found = []
+    found, constants = [], []
     for name in exported(module):
         value = getattr(module, name)
         title = f"{module.__name__}.{name}"
@@ -202,8 +202,8 @@ def directives(module: ModuleType) -> str:
         elif inspect.isroutine(value):
             found.append(f".. autofunction:: {title}\n")
         elif not inspect.ismodule(value) and not name.startswith("__"):
-            found.append(f".. autodata:: {title}\n   :no-value:\n")
-    return "\n" + "\n".join(found)
+            constants.append(f".. py:data:: {name}\n   :type: {type(value).__name__}\n")
+    return "\n" + "\n".join([*found, *constants])
 
 
 def write_site() -> None:

@@ -45,8 +45,9 @@ def svg(names: dict[str, str], edges: list[tuple[str, str]]) -> str:
         parts.append(f'<rect x="{x - box / 2:.0f}" y="{y}" width="{box:.0f}" height="{_BOX}" rx="4" {_STYLE}/>')
         parts.append(f'<text x="{x:.0f}" y="{y + 20}" text-anchor="middle">{escape(name)}</text>')
     uses = "; ".join(f"{names[a]} uses {', '.join(names[d] for c, d in edges if c == a)}" for a in dict(edges))
-    size = f"{max(widths) + 2:.0f} {len(rows) * _ROW}"
-    head = f'<svg viewBox="-1 -1 {size}" role="img" aria-label="{escape(uses)}" font-size="13" fill="currentColor">'
+    total = f"{max(widths) + 2:.0f}"
+    head = f'<svg viewBox="-1 -1 {total} {len(rows) * _ROW}" width="{total}" style="max-width: 100%" role="img" '
+    head += f'aria-label="{escape(uses)}" font-size="13" fill="currentColor">'
     arrow = '<marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     return "\n".join([head, f'{arrow}<path d="M0 0 8 4 0 8z"/></marker>', *parts, "</svg>"])
 

@@ -1,5 +1,7 @@
 """Distributed training, and collectives on arrays of any library: ``import horovodlike as hvd``.
 
+Example::
+
     hvd.init()
     total = hvd.allreduce(numpy_array, op=hvd.Sum)
 

@@ -1,5 +1,7 @@
 """horovodlike for TensorFlow 2: ``import horovodlike.tensorflow as hvd``.
 
+Example::
+
     hvd.init()
     hvd.broadcast_variables(model.weights, root_rank=0)
     tape = hvd.DistributedGradientTape(tape)

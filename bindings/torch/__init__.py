@@ -1,5 +1,7 @@
 """horovodlike for PyTorch: ``import horovodlike.torch as hvd``.
 
+Example::
+
     hvd.init()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

@@ -1,5 +1,7 @@
 """The strategy `"horovodlike"` for Lightning's `Trainer`: importing this module registers it.
 
+Example::
+
     import lightning.pytorch as pl
     import horovodlike.torch.lightning
 

@@ -1,5 +1,7 @@
 """Parameter servers for PyTorch: the parameters of a module, or tensors, split among servers.
 
+Example::
+
     server = ParameterServer(model)          # collective: the servers begin with rank 0's parameters
     server.send(rule="sgd", lr=0.1).wait()   # the gradients of the model; not collective
     server.receive().wait()                  # into the parameters of the model

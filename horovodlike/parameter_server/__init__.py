@@ -1,5 +1,7 @@
 """Parameter servers for arrays: elements that are split among servers, and updated by any rank at any time.
 
+Example::
+
     server = ParameterServer(array)              # collective: each rank serves a part of the array
     server.send(gradient, "sgd", lr=0.1).wait()  # not collective, as all that follows
     array = server.receive().wait()

@@ -91,6 +91,11 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_examples_in_docstrings_are_code(site: Path) -> None:
+    assert not [path for path in (site / "api").glob("*.html") if "<blockquote>" in path.read_text()]
+
+
+@pytest.mark.slow
 def test_pages_can_be_read_aloud(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert page.language == "en" and not page.without_text, path
@@ -136,7 +141,7 @@ def test_links_lead_to_the_same_pages_on_the_site(monkeypatch: pytest.MonkeyPatc
 
 def test_the_table_of_contents_is_that_of_the_landing_page() -> None:
     trees = generate._toctrees("## A\n\n- [x](users/x.md): y\n- [z](../Z.md)\n\n## B\n\ntext [x](users/x.md)\n")
-    assert trees.count("```{toctree}") == 1 and "\nusers/x\nZ\n" in trees and ":caption: A" in trees
+    assert trees.count("```{toctree}") == 1 and "\nx <users/x>\nz <Z>\n" in trees and ":caption: A" in trees
 
 
 def test_flow_charts_become_pictures() -> None:

@@ -1,5 +1,7 @@
 """The backend `hvd` of torch.distributed. With it, DDP, FSDP and all else built on that use the engine of horovodlike.
 
+Example::
+
     torch.distributed.init_process_group("hvd")
 
 PyTorch from 2.5 on finds the backend without an import of this module, by an entry point. The parts:

@@ -1,5 +1,7 @@
 """Layers that are split among the ranks of a process set (tensor parallelism): ``import horovodlike.torch.nn``.
 
+Example::
+
     hvd.init()
     torch.manual_seed(0)  # on all ranks of the set: each has its part of the weights that the unsplit layer has
     mlp = hvd.nn.ParallelMLP(1024, 4096)

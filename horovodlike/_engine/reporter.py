@@ -131,7 +131,7 @@ class _Reporter(threading.Thread):
                     channel.close()
                     raise
                 return channel
-        raise ConnectionRefusedError("no address of the collector answers")
+        raise ConnectionRefusedError
 
     def _report(self, channel: ClientChannel) -> None:
         snapshots = _Snapshots(self._place, self._generation)

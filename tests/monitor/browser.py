@@ -56,6 +56,7 @@ class Page:
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript."""

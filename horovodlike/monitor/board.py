@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovodlike.monitor.delays import WINDOW, Delays
+from horovodlike.monitor.delays import Delays
 
 HISTORY = 300
 """How many points of its history a job has, one a second."""
@@ -240,7 +240,7 @@ class Board:
         """
         with self._lock:
             now = self._clock()
-            late, recent = self._delays.by_rank, list(self._history)[-WINDOW:]
+            late, recent = self._delays.by_rank, list(self._history)[-self._delays.window :]
             ranks = []
             for rank in sorted(self._ranks):
                 state = self._ranks[rank]

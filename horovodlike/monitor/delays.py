@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from typing import Any
 
 EVALUATED_S = 2.5
-"""How old a collective is when it counts even though some ranks have not reported it: they take no part in it."""
+"""How long after its first report a collective counts even though some ranks have not reported it: they take no part."""
 LATE_S = 0.001
 WAITING_SHARE = 0.05
 """If no rank waits longer than this share of its time, none holds the others up."""
-BLAMED_SHARE = 0.6
+STRAGGLER_SHARE = 0.6
 """The share of all delay that one rank must have to be the straggler."""
 WINDOW = 8
-"""How many points, one a second, the verdict looks at."""
+"""How many points, one for each second in which collectives have been evaluated, the verdict looks at."""
 _FEWEST = 3
 _MOST_COLLECTIVES = 512
 _MOST_TENSORS = 200
@@ -28,10 +28,11 @@ _SHOWN_TENSORS = 20
 
 
 class _Collective:
-    __slots__ = ("kind", "name", "num_bytes", "times")
+    __slots__ = ("kind", "name", "num_bytes", "received", "times")
 
-    def __init__(self, kind: str, name: str, num_bytes: int) -> None:
+    def __init__(self, kind: str, name: str, num_bytes: int, received: float) -> None:
         self.kind, self.name, self.num_bytes = kind, name, num_bytes
+        self.received = received  # its first report
         self.times: dict[int, float] = {}
 
 
@@ -40,16 +41,19 @@ class Delays:
 
     Attributes:
         by_rank: The mean delay of each rank over the last collectives, in seconds.
+        window: For how many seconds the verdict looks back: longer if few of them had collectives.
     """
 
     def __init__(self) -> None:
         """Start without any collective."""
         self.by_rank: dict[int, float] = {}
+        self.window = WINDOW
         self._behind: OrderedDict[str, float] = OrderedDict()  # host -> seconds; that of the last report comes last
         self._waiting: OrderedDict[int, _Collective] = OrderedDict()
         self._evaluated = 0  # numbers up to this one are not waited for any more
         self._tensors: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._points: list[dict[int, tuple[int, float]]] = []  # rank -> how often it was last, and the sum of seconds
+        self._times: list[float] = []  # of the points
 
     def take(self, rank: int, host: str, sent: float, received: float, collectives: Iterable[list[Any]]) -> None:
         """Take the collectives of a report, each with number, kind, name, bytes and the time of its enqueue.
@@ -67,7 +71,7 @@ class Delays:
                 continue
             collective = self._waiting.get(number)
             if collective is None:
-                collective = self._waiting[number] = _Collective(kind, name, num_bytes)
+                collective = self._waiting[number] = _Collective(kind, name, num_bytes, received)
             collective.times[rank] = enqueued + behind
         while len(self._waiting) > _MOST_COLLECTIVES:
             self._waiting.popitem(last=False)
@@ -77,7 +81,7 @@ class Delays:
         done = [
             number
             for number, each in self._waiting.items()
-            if len(each.times) >= size or now - max(each.times.values()) > EVALUATED_S
+            if len(each.times) >= size or now - each.received > EVALUATED_S
         ]
         point: dict[int, tuple[int, float]] = {}
         sums: dict[int, list[float]] = {}
@@ -90,9 +94,10 @@ class Delays:
         self._evaluated = max([self._evaluated, *(number for number in done if number < first)])
         while len(self._behind) > size:  # a rank has one host
             self._behind.popitem(last=False)
-        self._points = [*self._points, point][-WINDOW:]
         if sums:
+            self._points, self._times = [*self._points, point][-WINDOW:], [*self._times, now][-WINDOW:]
             self.by_rank = {rank: sum(found) / len(found) for rank, found in sums.items()}
+        self.window = max(WINDOW, math.ceil(now - self._times[0])) if self._times else WINDOW
         return self.by_rank
 
     def _evaluate(self, each: _Collective, point: dict[int, tuple[int, float]], sums: dict[int, list[float]]) -> None:
@@ -124,7 +129,7 @@ class Delays:
         """Return the rank that has held up the others in the last seconds, and the evidence; None if there is none.
 
         Args:
-            waiting: The share of the time that the rank that waits most has waited.
+            waiting: The share of :attr:`window` that the rank that waits most has waited.
         """
         totals: dict[int, list[float]] = {}
         for point in self._points:
@@ -136,12 +141,12 @@ class Delays:
             return None
         rank, (count, sum_of_seconds) = max(totals.items(), key=lambda item: item[1][1])
         share = sum_of_seconds / sum(seconds for _, seconds in totals.values())
-        if count < _FEWEST or share < BLAMED_SHARE:
+        if count < _FEWEST or share < STRAGGLER_SHARE:
             return None
         return {
             "rank": rank,
             "share": round(share, 3),
             "waiting": round(waiting, 3),
             "seconds_each": round(sum_of_seconds / count, 6),
-            "window_seconds": len(self._points),
+            "window_seconds": self.window,
         }

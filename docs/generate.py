@@ -103,6 +103,7 @@ MODULES = (
     "horovodlike.data",
     "horovodlike.elastic",
     "horovodlike.launcher.elastic",
+    "horovodlike.monitor",
     "horovodlike.parameter_server",
     "horovodlike.ray",
     "horovodlike.spark",

@@ -162,6 +162,8 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
         words, command = _split(parser, argv)
     arguments = parser.parse_args(words)
     arguments.compat |= program == HOROVODRUN
+    if command[:1] and command[0].isdigit() and words[-1:] == ["--monitor"]:
+        parser.error(f"--monitor {command[0]}: a port follows after '=': write --monitor={command[0]}")
     return arguments, command
 
 

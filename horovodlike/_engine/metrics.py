@@ -45,6 +45,10 @@ class Metrics(TypedDict):
     batches before were done."""
     execution_seconds: float
     """The time of all batches from begin to end."""
+    waiting_seconds: float
+    """The time in which a request waited, for other ranks or to be negotiated, and no batch was executed, up to now."""
+    communicating_seconds: float
+    """The time in which a batch was executed, up to now. What is in neither is the rank's own."""
     peer_wait_seconds: float
     """The part of ``execution_seconds`` in which this rank waited for other ranks."""
     shared_memory_bytes: int
@@ -90,6 +94,8 @@ def metrics() -> Metrics:
         "negotiated_in_full": count["negotiated_in_full"],
         "negotiation_seconds": count["negotiation_ns"] / _NANOSECONDS,
         "execution_seconds": count["execution_ns"] / _NANOSECONDS,
+        "waiting_seconds": count["waiting_ns"] / _NANOSECONDS,
+        "communicating_seconds": count["communicating_ns"] / _NANOSECONDS,
         "peer_wait_seconds": count["peer_wait_ns"] / _NANOSECONDS,
         "shared_memory_bytes": count["segment_bytes"],
         "stragglers": [
@@ -104,7 +110,22 @@ def flight_recorder() -> list[CollectiveRecord]:
     A collective that still runs has no end. Requests that wait for other ranks have not begun and are not included; the
     file that is written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) lists them.
     """
-    native: Any = lib.hvl_get_collective_records()
+    return _records(lib.hvl_get_collective_records())
+
+
+def sample_collectives(after: int, most: int) -> list[CollectiveRecord]:
+    """Return some of the last collectives with greater numbers than a given one, the oldest first.
+
+    All ranks choose alike, by the number, so that the times of their records can be compared. The end may be missing.
+
+    Args:
+        after: The number.
+        most: How many to return at most.
+    """
+    return _records(lib.hvl_sample_collectives(after, most))
+
+
+def _records(native: Any) -> list[CollectiveRecord]:
     if native == ffi.NULL:
         return []
     records: list[CollectiveRecord] = json.loads(text_of(ffi.gc(native, lib.hvl_free)))

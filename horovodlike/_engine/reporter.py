@@ -27,7 +27,7 @@ from horovodlike._bootstrap.environment import (
     generation,
 )
 from horovodlike._bootstrap.job_key import monitor_key, take_key
-from horovodlike._engine.metrics import CollectiveRecord, flight_recorder, metrics
+from horovodlike._engine.metrics import CollectiveRecord, metrics, sample_collectives
 from horovodlike._engine.stack_dump import describe_threads
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job_digest
@@ -41,12 +41,14 @@ JOB = job_digest("monitor")
 """The digest of the job's name in the handshake: the key alone distinguishes the jobs."""
 PERIOD_S = 1.0
 STALL_S = 3.0
-"""A rank that has completed nothing for this long also reports its stacks."""
+"""A rank that has completed nothing for this long also reports its stacks, unless it often does."""
+_GAPS = 3.0  # so many times as long as it often does
+_GAP_DECAY = 0.98  # per report
 _PATIENCE_S = 1.0  # for one step of a connection
+_SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _STACK_BYTES = 4096
 _MOST_COLLECTIVES = 32
-_MIX = 2654435761  # Knuth's multiplicative hash: so that the choice does not follow the order of tensors in a step
 
 _running: _Reporter | None = None
 
@@ -141,7 +143,13 @@ class _Reporter(threading.Thread):
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
-            self._stop_event.wait(PERIOD_S)
+            self._stop_event.wait(_until_next())
+
+
+def _until_next() -> float:
+    """Return the time to the next report: all ranks report at the same moments, so that they disturb fewer steps."""
+    pause = PERIOD_S - time.time() % PERIOD_S
+    return pause if pause > _SHORTEST_PAUSE_S else pause + PERIOD_S
 
 
 class _Snapshots:
@@ -156,15 +164,16 @@ class _Snapshots:
         self._late: list[Any] = []
         self._stack: str | None = None
         self._number = 0  # of the last collective that was reported
-        self._taken = 0.0
-        self._busy_until = self._waiting = self._communicating = 0.0
         self._progress = 0
+        self._gap = 0.0  # the longest time without progress lately
         self._progress_at = 0.0
 
     def take(self, now: float) -> dict[str, Any]:
         count: dict[str, Any] = dict(metrics())
         stragglers = count.pop("stragglers")
         if count["requests"] != self._progress or not self._progress_at:
+            if self._progress:
+                self._gap = max(self._gap * _GAP_DECAY, now - self._progress_at)
             self._progress, self._progress_at = count["requests"], now
         idle = now - self._progress_at
         report: dict[str, Any] = {"sent": now, "idle": round(idle, 3)}
@@ -174,11 +183,10 @@ class _Snapshots:
         report |= self._changes("process", self._measure_process())
         if self._place.rank == 0:
             report |= self._find_late(stragglers)
-        records = [record for record in flight_recorder() if record["number"] > self._number or not record["ended"]]
-        report |= self._changes("counters", count | self._share_time(records, now))
-        report["collectives"] = [_shorten(record) for record in _choose(records, self._number)]
-        self._number = max((record["number"] for record in records if record["ended"]), default=self._number)
-        self._taken = now
+        report |= self._changes("counters", count)
+        records = sample_collectives(self._number, _MOST_COLLECTIVES)
+        report["collectives"] = [_shorten(record) for record in records]
+        self._number = max((record["number"] for record in records), default=self._number)
         report |= self._find_stack(idle)
         return report
 
@@ -220,44 +228,12 @@ class _Snapshots:
         ]
         return {"late": changed} if changed else {}
 
-    def _share_time(self, records: list[CollectiveRecord], now: float) -> dict[str, Any]:
-        """Add up for how long collectives waited for other ranks while none was carried out, and were carried out.
-
-        Where the recorder has forgotten some collectives, the others stand for all.
-        """
-        elapsed = covered = now - self._taken if self._taken else 0.0
-        if self._number and records and records[0]["number"] > self._number + 1:
-            covered = max(1e-6, min(elapsed, now - records[0]["enqueued"]))
-            self._busy_until = max(self._busy_until, now - covered)
-        waiting = communicating = 0.0
-        for record in records:
-            enqueued, begun, ended = record["enqueued"], record["begun"], record["ended"] or now
-            waiting += max(0.0, begun - max(enqueued, self._busy_until))
-            communicating += max(0.0, ended - max(begun, self._busy_until))
-            self._busy_until = max(self._busy_until, ended)
-        scale = elapsed / covered if covered else 1.0
-        self._waiting += waiting * scale
-        self._communicating += communicating * scale
-        return {
-            "waiting_seconds": round(self._waiting, 6),
-            "communicating_seconds": round(self._communicating, 6),
-        }
-
     def _find_stack(self, idle: float) -> dict[str, Any]:
-        stack = describe_threads(_STACK_BYTES).decode(errors="replace") if idle >= STALL_S else None
+        stack = describe_threads(_STACK_BYTES).decode(errors="replace") if idle >= max(STALL_S, _GAPS * self._gap) else None
         if stack == self._stack:
             return {}
         self._stack = stack
         return {"stack": stack}
-
-
-def _choose(records: list[CollectiveRecord], after: int) -> list[CollectiveRecord]:
-    """Choose few of many collectives, by a hash of their numbers, so that all ranks choose the same ones."""
-    new = [record for record in records if record["number"] > after]
-    step = 1
-    while len(new) > _MOST_COLLECTIVES * step:
-        step *= 2
-    return [record for record in new if (record["number"] * _MIX & 0xFFFFFFFF) * step < 1 << 32]
 
 
 def _shorten(record: CollectiveRecord) -> list[Any]:

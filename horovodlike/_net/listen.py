@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from horovodlike.errors import RendezvousError
 
+LOOPBACK = "127.0.0.1"
+"""The address of this host for itself."""
 BACKLOG = 4096
 """The most connections that wait to be accepted; the kernel may lower it. A full queue delays a client by a second."""
 
@@ -42,7 +44,9 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
     named = [str(port) for port in ports if port]
     where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
     where = f"{problem[0]}{where}"
-    why = os.strerror(problem[1].errno or 0)  # without the address, which `create_server` adds
+    error = problem[1]
+    # Without the address, which `create_server` adds; the numbers of a failed look-up of a name are others.
+    why = str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
     raise RendezvousError(f"{who} cannot listen on {where}: {why}") from problem[1]
 
 

@@ -20,6 +20,7 @@ from horovodlike import basics
 from horovodlike._bootstrap.environment import MONITOR_PORT
 from horovodlike._bootstrap.job_key import monitor_key
 from horovodlike._engine import reporter
+from horovodlike._net.listen import LOOPBACK
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import RendezvousError
 
@@ -31,7 +32,7 @@ __all__ = ["start", "stop"]
 _running: Monitor | None = None
 
 
-def start(port: int = 0, host: str = "127.0.0.1") -> str | None:
+def start(port: int = 0, host: str = LOOPBACK) -> str | None:
     """Start the monitor of a job that was started without ``hvdrun --monitor``, on rank 0.
 
     Collective: all ranks call it, after ``init()``. ``shutdown()`` ends it. The output of ranks and the reports on
@@ -48,11 +49,16 @@ def start(port: int = 0, host: str = "127.0.0.1") -> str | None:
 
     Raises:
         NotInitializedError: Not initialised.
+        ValueError: ``port`` or ``host`` cannot be one.
         RendezvousError: Rank 0 cannot listen there; on all ranks.
     """
     global _running
     from horovodlike.objects import broadcast_object
 
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 65536:
+        raise ValueError(f"monitor.start: port must be from 0 to 65535, got {port!r}")
+    if not isinstance(host, str) or not host:
+        raise ValueError(f"monitor.start: host must be a name or an address, got {host!r}")
     if os.environ.get(MONITOR_PORT):
         return None
     place, key = basics.place(), basics.object_key() or JobKey.random()
@@ -61,9 +67,9 @@ def start(port: int = 0, host: str = "127.0.0.1") -> str | None:
     if place.rank == 0:
         try:
             _running = _serve(port, host, monitor_key(key), place.size)
-            found = basics.address() or "127.0.0.1", _running.port
-        except (RendezvousError, OSError, RuntimeError) as error:  # no thread, no descriptor
-            found = str(error)
+            found = basics.address() or LOOPBACK, _running.port
+        except Exception as error:  # whatever it is, the other ranks wait for the answer
+            found = str(error) if isinstance(error, RendezvousError) else f"the monitor cannot start: {error!r}"
     if place.size > 1:
         found = broadcast_object(found, name="horovodlike.monitor")
     if isinstance(found, str):
@@ -79,7 +85,7 @@ def _serve(port: int, host: str, key: JobKey, size: int) -> Monitor:
     from horovodlike.monitor.server import Monitor
 
     monitor = Monitor(Board("", horovodlike.__version__), key, size=size, host=host, port=port)
-    monitor.start([basics.address() or "127.0.0.1"])
+    monitor.start([basics.address() or LOOPBACK])
     return monitor
 
 

@@ -188,25 +188,32 @@ class Board:
     def _take_line(self, number: int, line: str) -> None:
         if line.startswith(_OWN_LINES):
             kind = "stall" if "stalled" in line else "warning"
-            self._open_events[number] = self._add(kind, line, number)
+            self._open_events[number] = self._add(kind, line, self._rank_of(number), number)
         elif (event := self._open_events.get(number)) is not None:
             if line.startswith((" ", "Where the missing")) and len(event["text"]) < _LONGEST_EVENT:
                 event["text"] += "\n" + line[:_LONGEST_EVENT]
             else:
                 del self._open_events[number]
 
+    def _rank_of(self, worker: int) -> int | None:
+        """Return the rank that a worker has now; without an elastic job, a worker is a rank."""
+        if not self._ranks:
+            return worker
+        return next((rank for rank, state in self._ranks.items() if state.about["worker"] == worker), None)
+
     def add_event(self, kind: str, text: str) -> None:
-        """Note what has happened.
+        """Note what has happened; not again what the launcher then also prints.
 
         Args:
             kind: ``launcher``, ``elastic``, ``warning``, ``stall`` or ``end``.
             text: What has happened.
         """
         with self._lock:
-            self._add(kind, text)
+            if not self._events or text != f"hvdrun: {self._events[-1]['text']}":
+                self._add(kind, text)
 
-    def _add(self, kind: str, text: str, rank: int | None = None) -> dict[str, Any]:
-        event = {"time": self._clock(), "kind": kind, "text": text[:_LONGEST_EVENT], "rank": rank}
+    def _add(self, kind: str, text: str, rank: int | None = None, worker: int | None = None) -> dict[str, Any]:
+        event = {"time": self._clock(), "kind": kind, "text": text[:_LONGEST_EVENT], "rank": rank, "worker": worker}
         self._num_events[kind] += 1
         self._events.append(event)
         return event

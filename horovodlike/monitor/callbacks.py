@@ -20,7 +20,8 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
     """Have a function called with the metrics of rank 0 again and again, until ``shutdown()``.
 
     Call it on all ranks, after ``init()``: on ranks other than 0 it does nothing. The function is called in a thread of
-    its own. What it raises is printed, and it is not called again.
+    its own. What it raises is printed, and it is not called again. ``shutdown()`` waits for it at most two seconds.
+    In an elastic job, call it again in each generation: ``shutdown()`` is part of each change of the ranks.
 
     Args:
         function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``
@@ -76,11 +77,13 @@ class _Callback(threading.Thread):
 
 
 def _end() -> None:
-    while _threads:
-        thread = _threads.pop()
+    threads, deadline = [*_threads], time.monotonic() + _FAREWELL_S
+    _threads.clear()
+    for thread in threads:
         thread.ends.set()
+    for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(_FAREWELL_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 _threads: list[_Callback] = []

@@ -27,7 +27,7 @@ class MetricsFile(threading.Thread):
         self._ends = threading.Event()
 
     def close(self) -> None:
-        """Write the file for the last time, and end the thread. Leaves it alone if the file system hangs."""
+        """Write the file for the last time, and end the thread; do not wait for it if the file system hangs."""
         self._ends.set()
         self.join(PATIENCE_S)
 
@@ -37,7 +37,7 @@ class MetricsFile(threading.Thread):
         try:
             while not ends:
                 ends = self._ends.wait(PERIOD_S)
-                self._replace(prometheus.render(self._board.snapshot()))
+                self._replace(prometheus.render(self._board.snapshot(), names_job=True))
         except Exception as error:
             why = getattr(error, "strerror", None) or repr(error)
             self._board.add_event("warning", f"{self._path} cannot be written: {why}")

@@ -82,7 +82,7 @@ FAMILIES = (
         "info",
         "",
         "The job.",
-        lambda state: iter([((("job", state["job"]), ("version", state["version"])), 1)]),
+        lambda state: iter([((("job_id", state["job"]), ("version", state["version"])), 1)]),
     ),
     Family("rank", "info", "", "The place and process of each rank.", _rank_info),
     Family("ranks", "gauge", "", "The number of ranks that the job has now.", _of_job(lambda state: state["size"])),
@@ -160,8 +160,8 @@ FAMILIES = (
         "idle_seconds",
         "gauge",
         "seconds",
-        "For how long the rank has completed no request.",
-        _of_ranks(lambda each: each["idle"]),
+        "For how long no request of the rank is known to be complete; not of a rank that has ended.",
+        _of_ranks(lambda each: None if each["state"] == "ended" else each["idle"] + each["age"]),
     ),
     Family(
         "report_age_seconds",
@@ -228,9 +228,16 @@ def accepts_openmetrics(accept: str) -> bool:
     return 0.0 < weights["application/openmetrics-text"] >= weights["text/plain"]
 
 
-def render(state: Mapping[str, Any], openmetrics: bool = False) -> str:
-    """Return a snapshot as text for Prometheus; see :data:`TEXT` and :data:`OPENMETRICS` for its type."""
+def render(state: Mapping[str, Any], openmetrics: bool = False, names_job: bool = False) -> str:
+    """Return a snapshot as text for Prometheus; see :data:`TEXT` and :data:`OPENMETRICS` for its type.
+
+    Args:
+        state: The snapshot.
+        openmetrics: Whether it is for OpenMetrics.
+        names_job: Whether all series have the label ``job_id``: where one target has the metrics of several jobs.
+    """
     lines: list[str] = []
+    of_job: _Labels = (("job_id", state["job"]),) if names_job else ()
     for family in FAMILIES:
         name = PREFIX + family.name
         full = name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
@@ -240,6 +247,7 @@ def render(state: Mapping[str, Any], openmetrics: bool = False) -> str:
         if openmetrics and family.unit:
             lines.append(f"# UNIT {head} {family.unit}")
         for labels, value in family.samples(state):
+            labels = labels if family.name == "job" else labels + of_job
             shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
             lines.append(f"{full}{{{shown}}} {_number(value)}" if shown else f"{full} {_number(value)}")
     if openmetrics:

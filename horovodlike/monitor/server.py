@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from horovodlike._net.listen import listen
+from horovodlike._net.listen import LOOPBACK, is_everywhere, listen
 from horovodlike._net.secure_channel import JobKey, close_in_child
 from horovodlike._net.socket_options import ensure_descriptors
 from horovodlike.monitor import web
@@ -22,7 +22,6 @@ from horovodlike.monitor.board import Board
 from horovodlike.monitor.collector import Collector
 from horovodlike.monitor.metrics_file import MetricsFile
 
-LOOPBACK = "127.0.0.1"
 _TICK_S = 1.0
 _SNAPSHOT_S = 0.5
 _PATIENCE_S = 5.0  # for the end of the thread
@@ -52,14 +51,15 @@ class Monitor:
             size: How many ranks the job has, if that is known.
             host: The address at which readers are answered.
             port: The port for readers; 0: a free one; None: there are no readers.
-            names: The names that a Host header may have, besides addresses and ``localhost``.
+            names: The names that a Host header may have, besides addresses, ``localhost``, and that of this host if it
+                answers at all addresses.
             token: The text that readers must know; None: a random one.
             metrics_file: A file that gets the metrics each second, or None.
         """
         self.board = board
         self._size = size or _UNKNOWN_SIZE
         self._host, self._wanted = host, port
-        self._access = web.Access(token or secrets.token_urlsafe(24), frozenset(names))
+        self._access = web.Access(token or secrets.token_urlsafe(24), frozenset([*names, *_own_names(host)]))
         self._metrics_file = None if metrics_file is None else MetricsFile(board, Path(metrics_file).absolute())
         self._collector = Collector(key, board, self._size)
         self._addresses: set[str] = set()
@@ -88,7 +88,8 @@ class Monitor:
             if self._wanted is not None:
                 [self._readers_socket] = listen("the monitor", [self._host], [self._wanted])
                 close_in_child(self._readers_socket)
-                shown = f"[{self._host}]" if ":" in self._host else self._host
+                shown = socket.gethostname() if is_everywhere(self._host) else self._host
+                shown = f"[{shown}]" if ":" in shown else shown
                 reader_port = self._readers_socket.getsockname()[1]
                 self.url = f"http://{shown}:{reader_port}/?token={self._access.token}"
             listeners = listen("the monitor", list(addresses), [0] * 8)
@@ -185,3 +186,8 @@ class Monitor:
             if repr(error) != self._trouble:
                 self._trouble = repr(error)
                 self.board.add_event("warning", f"the monitor has failed for a moment: {error!r}")
+
+
+def _own_names(host: str) -> list[str]:
+    """Return the names that readers elsewhere have for this host, if the monitor answers them."""
+    return [socket.gethostname(), socket.getfqdn()] if is_everywhere(host) else []

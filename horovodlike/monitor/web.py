@@ -101,7 +101,7 @@ class Access:
     token: str = field(repr=False)
     names: Collection[str] = ()
 
-    def knows_host(self, header: str) -> bool:
+    def allows_host(self, header: str) -> bool:
         """Return whether a Host header is one with which this server may be called."""
         host = header.strip()
         if host.startswith("["):
@@ -119,7 +119,7 @@ class Access:
             return False
         return True
 
-    def admits(self, request: HttpRequest) -> bool:
+    def allows(self, request: HttpRequest) -> bool:
         """Return whether a request has the token, in its query or in its Authorization header."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if scheme.lower() == "bearer" else request.query.get("token", [])
@@ -180,7 +180,7 @@ def answer(
     """
     if request is None:
         return HttpResponse(400, b"this is not a request that this server understands\n")
-    if not access.knows_host(request.headers.get("host", "")):
+    if not access.allows_host(request.headers.get("host", "")):
         return HttpResponse(
             403, b"the Host header is neither an address, localhost, nor a name in HOROVODLIKE_MONITOR_NAMES\n"
         )
@@ -188,7 +188,7 @@ def answer(
         return HttpResponse(405, b"only GET and HEAD\n", headers={"Allow": "GET, HEAD"})
     if request.path == "/health":
         return HttpResponse(200, b"ok\n")
-    if not access.admits(request):
+    if not access.allows(request):
         return HttpResponse(
             401,
             b"the token is missing or wrong: use the whole URL that hvdrun has printed\n",

@@ -28,7 +28,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 12, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 13, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
 enum { HVL_MESSAGE = -1 };    /* in place of a kind, for hvl_implements(): send and receive */
 
@@ -311,6 +311,8 @@ typedef struct hvl_counters {
   int64_t executed;           /* requests that were part of a batch: not failed ones, joins, changes of process sets */
   int64_t negotiation_ns;     /* sum over all executed requests: from enqueue to the begin of the batch */
   int64_t execution_ns;       /* sum over all batches */
+  int64_t waiting_ns;         /* in which a request waited and no batch was executed, up to now */
+  int64_t communicating_ns;   /* in which a batch was executed, up to now */
   int64_t peer_wait_ns;       /* the part of it spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
 } hvl_counters;
@@ -440,6 +442,9 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_collective_records(void);
+/* Likewise, at most so many of those with greater numbers than `after`: a sample for which all ranks choose alike, by
+ * the number. */
+char* hvl_sample_collectives(uint64_t after, int32_t most);
 /* Begins to write this rank's collectives to a file of trace events; ends the previous timeline, if there is one. If
  * `mark_cycles` is not 0, also marks the begin of each batch. */
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);

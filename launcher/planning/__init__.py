@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from horovodlike._net.listen import LOOPBACK
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.planning.hosts import HostSlots, Placement, place_ranks
 
@@ -109,7 +110,7 @@ class MonitorSpec:
 
     port: int | None = None
     metrics_file: str | None = None
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     names: tuple[str, ...] = ()
     token_file: str = ""
 

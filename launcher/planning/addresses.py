@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from horovodlike._net.interfaces import choose_address, local_addresses
+from horovodlike._net.listen import LOOPBACK as LOOPBACK
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
@@ -15,7 +16,6 @@ from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 if TYPE_CHECKING:  # it takes time to import, and the options are read without it
     from horovodlike.launcher.agent.host_probe import HostDescription
 
-LOOPBACK = "127.0.0.1"
 _DISCARD = 9
 _RESOLVERS = 32
 

@@ -63,10 +63,10 @@ def is_consequence(failure: Failure) -> bool:
     raised = [
         line for above, line in zip(lines, lines[1:], strict=False) if above[:1] == b" " and _EXCEPTION.match(line)
     ]
-    return any(map(tells_of_lost_peer, (raised or lines)[-1:]))
+    return any(map(names_lost_peer, (raised or lines)[-1:]))
 
 
-def tells_of_lost_peer(line: bytes) -> bool:
+def names_lost_peer(line: bytes) -> bool:
     """Return True if a line is that of an exception which a rank raises because a peer has gone."""
     return _CONSEQUENCE.match(line) is not None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from horovodlike.launcher.agent.protocol import FrameKind
-from horovodlike.launcher.supervisor.failure_attribution import TRACEBACK, tells_of_lost_peer
+from horovodlike.launcher.supervisor.failure_attribution import TRACEBACK, names_lost_peer
 from horovodlike.launcher.supervisor.printer import LONGEST_PARTIAL
 
 WINDOW_S = 0.5
@@ -103,7 +103,8 @@ class Fold:
         """Whether only the last line is shown of a traceback because of a lost peer."""
         self._running = math.inf if num_ranks is None else num_ranks
         self._finished: set[int] = set()
-        self._window = window
+        self.window = window
+        """How long a line waits at most: the first of the ranks has written it that long before the deadline."""
         self._sources: dict[tuple[int, FrameKind], _Source] = {}
         self._tracebacks: dict[int, _Traceback] = {}  # by rank; the one with the first deadline comes first
         self._blocks: list[Block] = []  # sorted by `order`
@@ -161,7 +162,7 @@ class Fold:
         if self._bytes > _MOST_BYTES:
             return self._show({*self._blocks})
         if self._due <= now:
-            soon = now + self._window * _BATCH
+            soon = now + self.window * _BATCH
             return self._show({block for block in self._blocks if block.deadline <= soon})
         return self._show(set()) if self._is_ready else []
 
@@ -180,13 +181,13 @@ class Fold:
             traceback.text += line
             if not line.startswith(b" "):  # the exception
                 del self._tracebacks[rank]
-                is_whole = not (self.shorten and tells_of_lost_peer(line))
+                is_whole = not (self.shorten and names_lost_peer(line))
                 text = traceback.text if is_whole else line.rstrip(b"\r\n") + LEFT_OUT + b"\n"
                 self._place(rank, Block(stream, text, traceback.deadline, {rank}, traceback=is_whole))
         elif line.rstrip() == TRACEBACK:
-            self._tracebacks[rank] = _Traceback(stream, line, now + self._window)
+            self._tracebacks[rank] = _Traceback(stream, line, now + self.window)
         else:
-            self._place(rank, Block(stream, line, now + self._window, {rank}))
+            self._place(rank, Block(stream, line, now + self.window, {rank}))
 
     def _cut(self, rank: int) -> None:
         """Give up waiting for the end of a rank's traceback."""
@@ -194,7 +195,7 @@ class Fold:
             self._place(rank, Block(traceback.stream, traceback.text, traceback.deadline, {rank}))
 
     def _pass_on(self, rank: int, stream: FrameKind, text: bytes, now: float) -> None:
-        self._place(rank, Block(stream, text, now + self._window, {rank}, for_all=False))
+        self._place(rank, Block(stream, text, now + self.window, {rank}, for_all=False))
 
     # The blocks of all ranks.
 

@@ -207,7 +207,8 @@ class RankOutput:
             files: The files that get a copy, or None.
             timestamps: Each line begins with the time.
             num_ranks: As for :func:`server_of`.
-            clock: Returns the time of the output that is being added, in seconds since 1970.
+            clock: Returns the time of the output that is being added, in seconds since 1970. A line that has waited
+                for the same line of other ranks gets the time at which the first of them has written it.
             fold: What several ranks write to a terminal is shown once; None shows all that each rank writes.
         """
         self._screens = screens
@@ -217,6 +218,7 @@ class RankOutput:
         self._num_ranks = num_ranks
         self._clock = clock
         self._fold = fold
+        self._window = 0.0 if fold is None else fold.window
         self._lowest: Block | None = None  # the last of what the ranks have written on a terminal, if all is shown
         self._tails: dict[int, bytes] = {}
 
@@ -328,21 +330,28 @@ class RankOutput:
             self._fold.shorten = False
 
     def _show(self, blocks: Sequence[Block]) -> None:
-        for (ranks, stream), alike in groupby(blocks, lambda block: (tuple(sorted(block.ranks)), block.stream)):
-            self._put(ranks, stream, b"".join(block.text for block in alike))
+        now = time.monotonic()
+
+        def key(block: Block) -> tuple[tuple[int, ...], FrameKind, str]:
+            return tuple(sorted(block.ranks)), block.stream, self._time(now - block.deadline + self._window)
+
+        for (ranks, stream, at), alike in groupby(blocks, key):
+            self._put(ranks, stream, b"".join(block.text for block in alike), at)
         self._lowest = blocks[-1] if blocks else self._lowest
 
-    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes) -> None:
+    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes, at: str | None = None) -> None:
         self._lowest = None
         screen = self._screens[stream]
         key = (ranks[0] if len(ranks) == 1 else ranks, stream)
-        self._writer.put(screen.write, screen.printer.add(key, self._prefix(ranks, stream), data))
+        self._writer.put(screen.write, screen.printer.add(key, self._prefix(ranks, stream, at), data))
 
-    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind) -> bytes:
+    def _time(self, age: float = 0.0) -> str:
+        return time.ctime(self._clock() - max(0.0, age)) if self._timestamps else ""
+
+    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind, at: str | None = None) -> bytes:
         server = server_of(ranks[0], self._num_ranks)
-        text = f"[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
-        if self._timestamps:
-            text = time.ctime(self._clock()) + text
+        text = self._time() if at is None else at
+        text += f"[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._screens[stream].coloured:
             text = f"\x1b[{_COLOURS[ranks[0] % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()

@@ -29,7 +29,7 @@ import horovodlike as hvd
 hvd.init()
 print("begun", hvd.rank(), flush=True)
 while not hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="step")[0]:
-    time.sleep(0.02 * hvd.rank())
+    time.sleep(0.3 * hvd.rank())
 print("done", hvd.rank(), flush=True)
 """
 
@@ -61,11 +61,11 @@ def read(host: Host, url: str, path: str) -> str:
 
 
 def wait_for_ranks(host: Host, url: str) -> dict[str, Any]:
-    """Return the state of the job when both ranks report, and one of them is found to be late."""
+    """Return the state of the job when both ranks report, and rank 1 is found to be late."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         state: dict[str, Any] = json.loads(read(host, url, "/api/state"))
-        if len(state["ranks"]) == 2 and state["straggler"]:
+        if len(state["ranks"]) == 2 and state["straggler"] and state["straggler"]["rank"] == 1:
             return state
         assert time.monotonic() < deadline, state
 
@@ -78,7 +78,6 @@ def test_ranks_that_ssh_has_started(cluster: Callable[..., Cluster], tmp_path: P
     state = wait_for_ranks(hosts.launcher, url)
     assert [each["host"] for each in state["ranks"]] == ["h0", "h1"]
     assert {each["state"] for each in state["ranks"]} == {"running"}
-    assert state["straggler"]["rank"] == 1
     assert [read(hosts.launcher, url, f"/api/output?of={rank}").strip() for rank in range(2)] == ["begun 0", "begun 1"]
     (tmp_path / "stop").touch()
     out, err = job.communicate(timeout=LIMIT_S)

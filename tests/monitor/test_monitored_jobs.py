@@ -25,7 +25,7 @@ TRAIN = """
         step = 0
         while not os.path.exists("stop"):
             if hvd.rank() == 1:
-                time.sleep(0.02)
+                time.sleep(0.3)  # far longer than a crowded machine delays the others
             hvd.allreduce(np.ones(1000, np.float32), name=f"layer{step % 2}")
             stops = hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="stop")
             step += 1
@@ -35,12 +35,15 @@ TRAIN = """
 """
 
 
+def has_straggler(state: dict[str, Any], rank: int = 1) -> bool:
+    return state["straggler"] is not None and state["straggler"]["rank"] == rank
+
+
 def test_a_job_of_two_ranks(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
     script = program(TRAIN)
     job, url = watched("--metrics-file", "job.prom", "--output-filename", "logs", "-np", 2, sys.executable, script)
-    state = wait_for(url, lambda found: found["straggler"])
-    assert state["straggler"]["rank"] == 1
-    assert state["straggler"]["seconds_each"] > 0.01
+    state = wait_for(url, lambda found: has_straggler(found) and found["ranks"][0]["counters"]["requests"] > 10)
+    assert state["straggler"]["seconds_each"] > 0.1
     assert state["output_directory"] == "logs"
     assert [each["rank"] for each in state["ranks"]] == [0, 1]
     assert state["ranks"][0]["counters"]["requests"] > 10
@@ -102,13 +105,11 @@ def test_ranks_go_on_without_their_launcher_answering(
         import horovodlike as hvd
 
         hvd.init()
-        steps, until = 0, time.monotonic() + 4.0
-        while time.monotonic() < until:
+        steps = 0
+        while not hvd.allreduce(np.array([steps > 20], np.float32), op=hvd.Max, name="end")[0]:
             hvd.allreduce(np.ones(4, np.float32), name="x")
             steps += os.path.exists("stopped")
             time.sleep(0.01)
-            if hvd.allreduce(np.array([time.monotonic() >= until], np.float32), op=hvd.Max, name="end")[0]:
-                break
         rank = hvd.rank()
         begin = time.monotonic()
         hvd.shutdown()
@@ -127,7 +128,7 @@ def test_ranks_go_on_without_their_launcher_answering(
     assert job.finish().code == 0
     found = sorted(tuple(map(float, line.split())) for line in ended.read_text().splitlines())
     assert [rank for rank, _, _ in found] == [0, 1]
-    assert all(steps > 20 and seconds < SLACK_S for _, steps, seconds in found)
+    assert all(seconds < SLACK_S for _, _, seconds in found)
 
 
 def test_a_rank_that_cannot_report_goes_on(program: Callable[[str], Path], tmp_path: Path) -> None:
@@ -189,28 +190,22 @@ def test_an_elastic_job_shows_its_generations(
     assert job.finish().code == 0
 
 
-def test_nothing_of_it_is_imported_without_being_asked_for(hvdrun_modules: Callable[..., str]) -> None:
-    assert "monitor" not in hvdrun_modules()
-    assert "reporter" not in hvdrun_modules()
-
-
-@pytest.fixture
-def hvdrun_modules(tmp_path: Path, program: Callable[[str], Path]) -> Callable[..., str]:
+def test_nothing_of_it_is_imported_without_being_asked_for(program: Callable[[str], Path], tmp_path: Path) -> None:
     script = program("""
-        import sys
         import horovodlike as hvd
         hvd.init()
-        print([name for name in sys.modules if name.startswith("horovodlike") or name in ("asyncio", "psutil")])
     """)
-
-    def run() -> str:
-        launch = Launch(["-np", "1", sys.executable, str(script)], cwd=tmp_path)
-        ended = launch.finish()
-        launch.close()
-        assert ended.code == 0
-        return ended.out.decode()
-
-    return run
+    environ = {"PYTHONPROFILEIMPORTTIME": "1"}  # hvdrun and the rank say what they import
+    launch = Launch(["-np", "1", sys.executable, str(script)], cwd=tmp_path, env=environ)
+    ended = launch.finish()
+    launch.close()
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    of_rank = {line.rpartition("|")[2].strip() for line in lines if "import time:" in line and line.startswith("[0]")}
+    of_hvdrun = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "horovodlike.basics" in of_rank and "horovodlike.launcher.cli" in of_hvdrun
+    unwanted = re.compile(r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.reporter)\b|asyncio$|psutil$")
+    assert [name for name in sorted(of_rank | of_hvdrun) if unwanted.match(name)] == []
 
 
 @pytest.mark.parametrize(
@@ -218,6 +213,7 @@ def hvdrun_modules(tmp_path: Path, program: Callable[[str], Path]) -> Callable[.
     [
         (["--monitor=x", "-np", "1", "true"], "--monitor=x cannot be used: it must be a port"),
         (["--monitor=65536", "-np", "1", "true"], "--monitor=65536 cannot be used"),
+        (["--monitor", "9400", "-np", "1", "true"], "write --monitor=9400"),
         (["--metrics-file", "nowhere/x.prom", "-np", "1", "true"], "--metrics-file nowhere/x.prom cannot be written"),
     ],
 )
@@ -291,3 +287,29 @@ def test_a_monitor_on_rank_0(tmp_path: Path, program: Callable[[str], Path]) -> 
     launch.close()
     assert ended.code == 0, ended.err
     assert ended.lines_of(0) == [b"closed"]
+
+
+def test_what_monitor_start_cannot_use(tmp_path: Path, program: Callable[[str], Path]) -> None:
+    """All ranks raise, and can go on; none waits for another one."""
+    script = program("""
+        import numpy as np
+        import horovodlike as hvd
+        from horovodlike import monitor
+
+        hvd.init()
+        for given in ({"port": 70000}, {"port": -1}, {"port": "x"}, {"host": ""}, {"host": "a" * 70 + ".b"}, {"host": "nonsense."}):
+            try:
+                monitor.start(**given)
+            except (ValueError, hvd.HorovodInternalError) as error:
+                print(type(error).__name__, error, flush=True)
+            assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="on")[0] == 2
+    """)
+    launch = Launch(["--no-fold", "-np", "2", sys.executable, str(script)], cwd=tmp_path)
+    ended = launch.finish()
+    launch.close()
+    assert ended.code == 0, ended.err
+    assert ended.lines_of(0) == ended.lines_of(1)
+    found = [line.decode() for line in ended.lines_of(0)]
+    assert [line.split()[0] for line in found] == ["ValueError"] * 4 + ["RendezvousError"] * 2
+    assert "port must be from 0 to 65535, got 70000" in found[0]
+    assert "Unknown error" not in found[5]

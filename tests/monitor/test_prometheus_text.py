@@ -43,7 +43,7 @@ def test_values(openmetrics: bool) -> None:
     assert samples["horovodlike_time_ratio", (("part", "waiting"), ("rank", "0"))] == 0.25
     assert samples["horovodlike_time_ratio", (("part", "communicating"), ("rank", "0"))] == 0.1
     assert samples["horovodlike_ranks", ()] == 2
-    assert samples["horovodlike_job_info", (("job", "job"), ("version", "1.0"))] == 1
+    assert samples["horovodlike_job_info", (("job_id", "job"), ("version", "1.0"))] == 1
     assert samples["horovodlike_ranks_in_state", (("state", "running"),)] == 2
     assert text.endswith("# EOF\n") == openmetrics
 

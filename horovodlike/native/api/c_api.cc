@@ -253,7 +253,7 @@ void hvl_get_counters(hvl_counters* counters) {
   memset(counters, 0, sizeof *counters);
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
-  const hvl::EngineCounters& counted = running->counters();
+  hvl::EngineCounters& counted = running->counters();
   const hvl::HostShape& shape = running->memory()->shape();
   counters->batches = counted.batches.load();
   counters->requests = counted.requests.load();
@@ -263,6 +263,9 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->executed = counted.executed.load();
   counters->negotiation_ns = counted.negotiation_time.load();
   counters->execution_ns = counted.execution_time.load();
+  const hvl::TimeShares::Sums spent = counted.time.read(hvl::now_ns());
+  counters->waiting_ns = spent.waiting;
+  counters->communicating_ns = spent.communicating;
   counters->peer_wait_ns = static_cast<int64_t>(running->waited_for_peers());
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
 }
@@ -282,6 +285,12 @@ void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count) {
 char* hvl_get_collective_records(void) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   return running != nullptr ? strdup(hvl::to_json(running->flight_recorder().read()).c_str()) : nullptr;
+}
+
+char* hvl_sample_collectives(uint64_t after, int32_t most) {
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running == nullptr || most < 1) return nullptr;
+  return strdup(hvl::to_json(running->flight_recorder().sample(after, static_cast<size_t>(most))).c_str());
 }
 
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles) {

@@ -49,6 +49,7 @@ void CollectiveReporter::begin(const Collective& collective) {
   timeline_.begin(collective.tensors, collective.number, begun);
   begun_at_ = begun;
   EngineCounters& counters = context_.counters;
+  counters.time.begin(begun);
   counters.batches.fetch_add(1, std::memory_order_relaxed);
   counters.executed.fetch_add(record.num_requests, std::memory_order_relaxed);
   counters.negotiation_time.fetch_add(static_cast<int64_t>(negotiated), std::memory_order_relaxed);
@@ -58,6 +59,7 @@ void CollectiveReporter::end() {
   const uint64_t now = now_ns();
   flight_recorder_.end(now);
   timeline_.end(now);
+  context_.counters.time.end(now);
   context_.counters.execution_time.fetch_add(static_cast<int64_t>(now - begun_at_), std::memory_order_relaxed);
 }
 

@@ -42,7 +42,7 @@ Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle)
   // overlap, a request on a GPU: the deferral spares the processors, but the GPU does the work of this request.
   const bool is_urgent = !with_handle || (request->gpu != nullptr && !context_.options.overlap);
   HandleTable& handles = *context_.handles;
-  request->enqueued_at = now_ns();
+  const uint64_t now = request->enqueued_at = now_ns();
   if (request->is_copied) {
     const size_t num_bytes = static_cast<size_t>(request->operation->total_bytes);
     char* copy;
@@ -53,8 +53,10 @@ Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle)
     request->handle = with_handle ? handles.create() : 0;
   }
   *handle = request->handle;
+  context_.counters.time.enqueue(now);
   Status status = context_.queue.push(std::move(request));
   if (!status.ok()) {
+    context_.counters.time.withdraw();
     if (with_handle) handles.discard(*handle);
     *handle = 0;
     return status;

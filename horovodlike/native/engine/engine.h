@@ -42,6 +42,7 @@ class Engine {
   void close_in_child();
 
   const EngineOptions& options() const { return context_.options; }
+  EngineCounters& counters() { return context_.counters; }
   const EngineCounters& counters() const { return context_.counters; }
   const FlightRecorder& flight_recorder() const { return reporter_.flight_recorder(); }
   Timeline& timeline() { return reporter_.timeline(); }

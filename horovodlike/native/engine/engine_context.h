@@ -12,6 +12,7 @@
 #include "control/control_plane.h"
 #include "cuda/gpu_access.h"
 #include "negotiate/coordinator.h"
+#include "observe/time_shares.h"
 #include "p2p/messenger.h"
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
@@ -70,6 +71,7 @@ struct EngineCounters {
   std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches in total
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
+  TimeShares time;
 };
 
 struct EngineContext {

@@ -102,6 +102,7 @@ void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_
   --num_in_flight_;
   context_.counters.requests.fetch_add(1, std::memory_order_relaxed);
   context_.counters.bytes.fetch_add(request->operation->total_bytes, std::memory_order_relaxed);
+  context_.counters.time.complete();
   if (tensor->announced_in_full) in_full_.erase(tensor->key);
   context_.queue.finish(*request, &status);  // first: a thread that sees the result may use the name again
   const hvl_callbacks& callbacks = request->callbacks;

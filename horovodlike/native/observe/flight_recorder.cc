@@ -7,6 +7,17 @@
 
 namespace hvl {
 
+namespace {
+
+constexpr uint64_t kHashes = 1ull << 32;
+// So the sample goes back more than a second at up to 32,000 collectives per second.
+constexpr uint64_t kSampleLimit = kHashes / 64;
+
+// Knuth's multiplicative hash: so that the choice does not follow the order of tensors in a step.
+uint64_t hash(uint64_t number) { return number * 2654435761u % kHashes; }
+
+}  // namespace
+
 void CollectiveRecord::set_name(const std::string& text) {
   size_t length = std::min(text.size(), sizeof name - 1);
   const auto is_inside_a_character = [&] { return (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u; };
@@ -15,35 +26,58 @@ void CollectiveRecord::set_name(const std::string& text) {
   name[length] = '\0';
 }
 
-FlightRecorder::FlightRecorder(size_t capacity)
-    : capacity_(std::max<size_t>(1, capacity)), slots_(std::make_unique<Slot[]>(capacity_)) {}
+FlightRecorder::FlightRecorder(size_t capacity) : recent_(std::max<size_t>(1, capacity)) {}
 
 void FlightRecorder::begin(const CollectiveRecord& record) {
   current_ = record;
-  const uint64_t index = num_begun_.load(std::memory_order_relaxed);
-  write(&slots_[index % capacity_]);
-  num_begun_.store(index + 1, std::memory_order_release);
+  recent_.append(record);
+  if (hash(record.number) < kSampleLimit) sampled_.append(record);
 }
 
 void FlightRecorder::end(uint64_t now) {
   current_.ended_at = now;
-  write(&slots_[(num_begun_.load(std::memory_order_relaxed) - 1) % capacity_]);
+  recent_.replace_last(current_);
+}
+
+std::vector<CollectiveRecord> FlightRecorder::sample(uint64_t after, size_t most) const {
+  std::vector<CollectiveRecord> records = recent_.read(kSampled);
+  const bool is_full = records.size() >= std::min(recent_.capacity(), kSampled);
+  if (is_full && records.front().number > after + 1) records = sampled_.read(kSampled);
+  const auto drop = [&](auto&& is_dropped) {
+    records.erase(std::remove_if(records.begin(), records.end(), is_dropped), records.end());
+  };
+  drop([&](const CollectiveRecord& record) { return record.number <= after; });
+  for (uint64_t limit = kHashes; records.size() > most && limit > 1; limit /= 2) {
+    drop([&](const CollectiveRecord& record) { return hash(record.number) >= limit / 2; });
+  }
+  return records;
+}
+
+void FlightRecorder::Ring::append(const CollectiveRecord& record) {
+  const uint64_t index = num_appended_.load(std::memory_order_relaxed);
+  write(index, record);
+  num_appended_.store(index + 1, std::memory_order_release);
+}
+
+void FlightRecorder::Ring::replace_last(const CollectiveRecord& record) {
+  write(num_appended_.load(std::memory_order_relaxed) - 1, record);
 }
 
 // Each store of a word is a release: a reader that sees a new word also sees the odd version, or a later one.
-void FlightRecorder::write(Slot* slot) {
+void FlightRecorder::Ring::write(uint64_t index, const CollectiveRecord& record) {
+  Slot* slot = &slots_[index % capacity_];
   uint64_t words[kWords];
-  memcpy(words, &current_, sizeof words);
+  memcpy(words, &record, sizeof words);
   const uint64_t version = slot->version.load(std::memory_order_relaxed);
   slot->version.store(version + 1, std::memory_order_relaxed);
   for (size_t word = 0; word < kWords; ++word) slot->words[word].store(words[word], std::memory_order_release);
   slot->version.store(version + 2, std::memory_order_release);
 }
 
-std::vector<CollectiveRecord> FlightRecorder::read() const {
+std::vector<CollectiveRecord> FlightRecorder::Ring::read(size_t most) const {
   std::vector<CollectiveRecord> records;
-  const uint64_t end = num_begun_.load(std::memory_order_acquire);
-  for (uint64_t index = end - std::min<uint64_t>(end, capacity_); index < end; ++index) {
+  const uint64_t end = num_appended_.load(std::memory_order_acquire);
+  for (uint64_t index = end - std::min<uint64_t>(end, std::min(capacity_, most)); index < end; ++index) {
     const Slot& slot = slots_[index % capacity_];
     uint64_t words[kWords];
     const uint64_t version = slot.version.load(std::memory_order_acquire);

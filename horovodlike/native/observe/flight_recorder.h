@@ -1,7 +1,8 @@
 // The last collectives of a rank, to show after a failure what it was doing.
 //
 // One thread writes (the holder of the engine lock). Any thread reads at any time, without a lock: a slot's version is
-// odd while the slot is written, and a reader skips a slot that changed during the read.
+// odd while the slot is written, and a reader skips a slot that changed during the read. Some collectives are also in a
+// sample, which goes back further: for readers who compare the ranks, and do not read them at the same moment.
 #pragma once
 
 #include <atomic>
@@ -38,22 +39,41 @@ class FlightRecorder {
   void begin(const CollectiveRecord& record);
   void end(uint64_t now);
   // Any thread: all records, the oldest first.
-  std::vector<CollectiveRecord> read() const;
+  std::vector<CollectiveRecord> read() const { return recent_.read(recent_.capacity()); }
+  // Any thread: at most so many of those with greater numbers than `after`, the oldest first. They are chosen by a hash
+  // of the number, so that the choices of two ranks have many in common. They may lack the time of their end.
+  std::vector<CollectiveRecord> sample(uint64_t after, size_t most) const;
 
  private:
-  static constexpr size_t kWords = sizeof(CollectiveRecord) / sizeof(uint64_t);
-  static_assert(sizeof(CollectiveRecord) % sizeof(uint64_t) == 0);
+  static constexpr size_t kSampled = 512;
 
-  struct Slot {
-    std::atomic<uint64_t> version{0};
-    std::atomic<uint64_t> words[kWords] = {};
+  class Ring {
+   public:
+    explicit Ring(size_t capacity) : capacity_(capacity), slots_(std::make_unique<Slot[]>(capacity)) {}
+
+    size_t capacity() const { return capacity_; }
+    void append(const CollectiveRecord& record);
+    void replace_last(const CollectiveRecord& record);
+    std::vector<CollectiveRecord> read(size_t most) const;
+
+   private:
+    static constexpr size_t kWords = sizeof(CollectiveRecord) / sizeof(uint64_t);
+    static_assert(sizeof(CollectiveRecord) % sizeof(uint64_t) == 0);
+
+    struct Slot {
+      std::atomic<uint64_t> version{0};
+      std::atomic<uint64_t> words[kWords] = {};
+    };
+
+    void write(uint64_t index, const CollectiveRecord& record);
+
+    const size_t capacity_;
+    std::unique_ptr<Slot[]> slots_;
+    std::atomic<uint64_t> num_appended_{0};
   };
 
-  void write(Slot* slot);
-
-  const size_t capacity_;
-  std::unique_ptr<Slot[]> slots_;
-  std::atomic<uint64_t> num_begun_{0};
+  Ring recent_;
+  Ring sampled_{kSampled};
   CollectiveRecord current_;  // used by the writer only
 };
 

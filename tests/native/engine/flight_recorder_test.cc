@@ -7,6 +7,7 @@
 #include "check.h"
 #include "job_of_threads.h"
 #include "negotiate/coordinator.h"
+#include "observe/time_shares.h"
 
 namespace hvl {
 namespace {
@@ -32,6 +33,60 @@ TEST(the_last_ones_are_kept) {
   CHECK_EQ(records[1].ended_at, 104u);
   CHECK_EQ(records[2].ended_at, 0u);
   CHECK_EQ(std::string(records[2].name), "tensor 5");
+}
+
+TEST(two_ranks_that_read_at_different_moments_have_many_samples_in_common) {
+  FlightRecorder early(256), late(256);
+  std::vector<CollectiveRecord> found[2];
+  uint64_t read[2] = {0, 0};
+  size_t in_common = 0;
+  for (uint64_t number = 1; number <= 40000; ++number) {
+    FlightRecorder* both[2] = {&early, &late};
+    for (int rank = 0; rank < 2; ++rank) {
+      both[rank]->begin(flight_of(number));
+      both[rank]->end(number + 1);
+      if (number % 10000 != (rank == 0 ? 1 : 5000)) continue;
+      for (const CollectiveRecord& record : both[rank]->sample(read[rank], 32)) found[rank].push_back(record);
+      read[rank] = number;
+    }
+  }
+  for (const CollectiveRecord& one : found[0]) {
+    for (const CollectiveRecord& other : found[1]) in_common += one.number == other.number;
+  }
+  CHECK(in_common >= 64);
+}
+
+TEST(a_sample_holds_all_that_came_if_these_are_few) {
+  FlightRecorder recorder(256);
+  CHECK(recorder.sample(0, 32).empty());
+  for (uint64_t number = 1; number <= 300; ++number) recorder.begin(flight_of(number));
+  CHECK_EQ(recorder.sample(280, 32).size(), 20u);
+  CHECK_EQ(recorder.sample(280, 32).front().number, 281u);
+  CHECK(recorder.sample(300, 32).empty());
+  const size_t most = recorder.sample(100, 32).size();
+  CHECK(most > 8 && most <= 32);
+}
+
+TEST(the_time_of_a_rank_is_shared_between_waiting_and_communicating) {
+  TimeShares time;
+  CHECK_EQ(time.read(1000).waiting, 0);
+  time.enqueue(1000);
+  CHECK_EQ(time.read(1300).waiting, 300);  // it still waits
+  time.enqueue(1200);
+  time.begin(1500);
+  CHECK_EQ(time.read(1700).waiting, 500);
+  CHECK_EQ(time.read(1700).communicating, 200);
+  time.complete();
+  time.end(1800);
+  CHECK_EQ(time.read(1900).waiting, 600);  // the other one
+  time.begin(1750);                        // read together with the first
+  time.complete();
+  time.end(2000);
+  CHECK_EQ(time.read(5000).waiting, 600);  // not less than what was shown
+  CHECK_EQ(time.read(5000).communicating, 500);
+  time.enqueue(6000);
+  time.withdraw();
+  CHECK_EQ(time.read(9000).waiting, 600);
 }
 
 TEST(a_reader_sees_whole_records_while_they_are_written) {
@@ -110,6 +165,9 @@ TEST(engines_record_the_same_collectives_and_count_their_time) {
       negotiated += static_cast<int64_t>(record.begun_at - record.enqueued_at);
     CHECK_EQ(engine.counters().negotiation_time.load(), negotiated);
     CHECK(engine.counters().execution_time.load() > 0);
+    const TimeShares::Sums spent = job.engine(rank).counters().time.read(now_ns());
+    CHECK(spent.communicating > 0 && spent.communicating <= engine.counters().execution_time.load());
+    CHECK_EQ(job.engine(rank).counters().time.read(now_ns() + kSecond).waiting, spent.waiting);
     CHECK(static_cast<int64_t>(engine.waited_for_peers()) <= engine.counters().execution_time.load());
   }
 }

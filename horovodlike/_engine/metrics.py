@@ -113,16 +113,18 @@ def flight_recorder() -> list[CollectiveRecord]:
     return _records(lib.hvl_get_collective_records())
 
 
-def sample_collectives(after: int, most: int) -> list[CollectiveRecord]:
-    """Return some of the last collectives with greater numbers than a given one, the oldest first.
+def sample_collectives(after: int, most: int) -> tuple[list[CollectiveRecord], int]:
+    """Return some of the last collectives with greater numbers than a given one, and the number of the last of all.
 
-    All ranks choose alike, by the number, so that the times of their records can be compared. The end may be missing.
+    Ranks choose alike, so that the times of their records can be compared: those before which none was executed for a
+    millisecond, and few others. The oldest comes first; the end may be missing.
 
     Args:
         after: The number.
         most: How many to return at most.
     """
-    return _records(lib.hvl_sample_collectives(after, most))
+    number = ffi.new("uint64_t *", after)
+    return _records(lib.hvl_sample_collectives(number, most)), number[0]
 
 
 def _records(native: Any) -> list[CollectiveRecord]:

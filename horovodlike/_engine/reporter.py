@@ -184,9 +184,8 @@ class _Snapshots:
         if self._place.rank == 0:
             report |= self._find_late(stragglers)
         report |= self._changes("counters", count)
-        records = sample_collectives(self._number, _MOST_COLLECTIVES)
+        records, self._number = sample_collectives(self._number, _MOST_COLLECTIVES)
         report["collectives"] = [_shorten(record) for record in records]
-        self._number = max((record["number"] for record in records), default=self._number)
         report |= self._find_stack(idle)
         return report
 

@@ -442,9 +442,9 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_collective_records(void);
-/* Likewise, at most so many of those with greater numbers than `after`: a sample for which all ranks choose alike, by
- * the number. */
-char* hvl_sample_collectives(uint64_t after, int32_t most);
+/* Likewise, at most so many of those with greater numbers than *after, which becomes the number of the last collective.
+ * A sample for which all ranks choose alike: those before which none was executed for a millisecond, and few others. */
+char* hvl_sample_collectives(uint64_t* after, int32_t most);
 /* Begins to write this rank's collectives to a file of trace events; ends the previous timeline, if there is one. If
  * `mark_cycles` is not 0, also marks the begin of each batch. */
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -43,6 +44,25 @@ def make() -> Iterator[Make]:
     yield opened  # type: ignore[misc]
     for writer in writers:
         writer.close()
+
+
+def test_a_line_that_has_waited_has_the_time_at_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("horovodlike.launcher.supervisor.output.time.monotonic", lambda: now)
+    got = bytearray()
+    screen = Screen(got.extend, Printer(terminal=True), coloured=False, is_terminal=True)
+    writer = Writer(lambda: None)
+    fold = Fold(2, window=100.0)
+    output = RankOutput({OUT: screen, ERR: screen}, writer, timestamps=True, clock=lambda: 1e9 + now, fold=fold)
+    output.add(0, OUT, b"early\n")
+    now += 30.0
+    output.add(1, OUT, b"late\n")
+    now += 100.0
+    output.show_due()
+    output.flush()
+    writer.close()
+    times = [time.ctime(1e9 + 1000.0), time.ctime(1e9 + 1030.0)]
+    assert got.decode().splitlines() == [f"{times[0]}[0]<stdout>: early", f"{times[1]}[1]<stdout>: late"]
 
 
 def test_only_terminals_are_folded(make: Make) -> None:

@@ -285,3 +285,29 @@ def test_a_snapshot_of_1024_ranks() -> None:
 def test_a_report_that_makes_no_sense(message: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         read_report(message)
+
+
+def test_an_event_names_the_rank_that_a_worker_has() -> None:
+    board = Board()
+    board.take_hello(about(0, 1, worker=3))
+    for worker in (3, 0):
+        board.take_output(worker, b"horovodlike warning: mind this\n", is_error=True)
+    assert [(each["rank"], each["worker"]) for each in board.snapshot()["events"]] == [(0, 3), (None, 0)]
+
+
+def test_an_event_that_the_launcher_also_prints_counts_once() -> None:
+    board = Board()
+    board.add_event("elastic", "worker 1 has been lost")
+    board.add_event("launcher", "hvdrun: worker 1 has been lost")
+    board.add_event("launcher", "hvdrun: another line")
+    assert [each["kind"] for each in board.snapshot()["events"]] == ["elastic", "launcher"]
+
+
+def test_a_silent_rank_is_idle_for_prometheus() -> None:
+    """A rank that is stopped or killed says nothing of a stall; alerts hear of it all the same."""
+    job = Job(2)
+    job.second({})
+    job.report(0, sent=job.now, idle=0.0, end=True)
+    job.now += 130
+    lines = [line for line in render(job.board.snapshot()).splitlines() if line.startswith("horovodlike_idle_seconds")]
+    assert lines == ['horovodlike_idle_seconds{rank="1"} 130.0']

@@ -295,12 +295,13 @@ def test_what_monitor_start_cannot_use(tmp_path: Path, program: Callable[[str], 
         import numpy as np
         import horovodlike as hvd
         from horovodlike import monitor
+        from horovodlike.errors import RendezvousError
 
         hvd.init()
         for given in ({"port": 70000}, {"port": -1}, {"port": "x"}, {"host": ""}, {"host": "a" * 70 + ".b"}, {"host": "nonsense."}):
             try:
                 monitor.start(**given)
-            except (ValueError, hvd.HorovodInternalError) as error:
+            except (ValueError, RendezvousError) as error:
                 print(type(error).__name__, error, flush=True)
             assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="on")[0] == 2
     """)

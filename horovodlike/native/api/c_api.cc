@@ -287,7 +287,7 @@ char* hvl_get_collective_records(void) {
   return running != nullptr ? strdup(hvl::to_json(running->flight_recorder().read()).c_str()) : nullptr;
 }
 
-char* hvl_sample_collectives(uint64_t after, int32_t most) {
+char* hvl_sample_collectives(uint64_t* after, int32_t most) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr || most < 1) return nullptr;
   return strdup(hvl::to_json(running->flight_recorder().sample(after, static_cast<size_t>(most))).c_str());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/json.h"
 
 namespace hvl {
@@ -10,11 +11,19 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kHashes = 1ull << 32;
-// So the sample goes back more than a second at up to 32,000 collectives per second.
-constexpr uint64_t kSampleLimit = kHashes / 64;
+constexpr uint64_t kPause = kMillisecond;
+// One in so many without a pause: so the sample goes back a second at 32,000 collectives per second.
+constexpr uint64_t kDropped = 64;
 
 // Knuth's multiplicative hash: so that the choice does not follow the order of tensors in a step.
 uint64_t hash(uint64_t number) { return number * 2654435761u % kHashes; }
+
+// Those with low numbers are chosen first.
+uint64_t place_in_sample(const CollectiveRecord& record) {
+  return hash(record.number) + (record.pause >= kPause ? 0 : kHashes);
+}
+
+bool is_older(const CollectiveRecord& one, const CollectiveRecord& other) { return one.number < other.number; }
 
 }  // namespace
 
@@ -29,9 +38,11 @@ void CollectiveRecord::set_name(const std::string& text) {
 FlightRecorder::FlightRecorder(size_t capacity) : recent_(std::max<size_t>(1, capacity)) {}
 
 void FlightRecorder::begin(const CollectiveRecord& record) {
+  const uint64_t since = current_.ended_at;
   current_ = record;
-  recent_.append(record);
-  if (hash(record.number) < kSampleLimit) sampled_.append(record);
+  current_.pause = since != 0 && record.begun_at > since ? record.begun_at - since : 0;
+  recent_.append(current_);
+  if (place_in_sample(current_) < kHashes + kHashes / kDropped) sampled_.append(current_);
 }
 
 void FlightRecorder::end(uint64_t now) {
@@ -39,17 +50,19 @@ void FlightRecorder::end(uint64_t now) {
   recent_.replace_last(current_);
 }
 
-std::vector<CollectiveRecord> FlightRecorder::sample(uint64_t after, size_t most) const {
+std::vector<CollectiveRecord> FlightRecorder::sample(uint64_t* after, size_t most) const {
   std::vector<CollectiveRecord> records = recent_.read(kSampled);
   const bool is_full = records.size() >= std::min(recent_.capacity(), kSampled);
-  if (is_full && records.front().number > after + 1) records = sampled_.read(kSampled);
-  const auto drop = [&](auto&& is_dropped) {
-    records.erase(std::remove_if(records.begin(), records.end(), is_dropped), records.end());
-  };
-  drop([&](const CollectiveRecord& record) { return record.number <= after; });
-  for (uint64_t limit = kHashes; records.size() > most && limit > 1; limit /= 2) {
-    drop([&](const CollectiveRecord& record) { return hash(record.number) >= limit / 2; });
-  }
+  const uint64_t before = *after;
+  if (!records.empty()) *after = records.back().number;
+  if (is_full && records.front().number > before + 1) records = sampled_.read(kSampled);
+  const auto is_known = [&](const CollectiveRecord& record) { return record.number <= before; };
+  records.erase(std::remove_if(records.begin(), records.end(), is_known), records.end());
+  std::sort(records.begin(), records.end(), [](const CollectiveRecord& one, const CollectiveRecord& other) {
+    return place_in_sample(one) < place_in_sample(other);
+  });
+  records.resize(std::min(records.size(), most));
+  std::sort(records.begin(), records.end(), is_older);
   return records;
 }
 
@@ -88,8 +101,7 @@ std::vector<CollectiveRecord> FlightRecorder::Ring::read(size_t most) const {
     records.push_back(record);
   }
   // Restores the order: a slot may have been overwritten with a newer record meanwhile.
-  std::sort(records.begin(), records.end(),
-            [](const CollectiveRecord& a, const CollectiveRecord& b) { return a.number < b.number; });
+  std::sort(records.begin(), records.end(), is_older);
   return records;
 }
 

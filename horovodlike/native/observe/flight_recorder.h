@@ -22,6 +22,7 @@ struct CollectiveRecord {
   uint64_t enqueued_at = 0;
   uint64_t begun_at = 0;
   uint64_t ended_at = 0;  // 0: it has not ended
+  uint64_t pause = 0;     // nanoseconds from the end of the collective before, which is about the same on all ranks
   int64_t num_bytes = 0;
   Kind kind = HVL_ALLREDUCE;
   int32_t process_set = 0;
@@ -40,9 +41,10 @@ class FlightRecorder {
   void end(uint64_t now);
   // Any thread: all records, the oldest first.
   std::vector<CollectiveRecord> read() const { return recent_.read(recent_.capacity()); }
-  // Any thread: at most so many of those with greater numbers than `after`, the oldest first. They are chosen by a hash
-  // of the number, so that the choices of two ranks have many in common. They may lack the time of their end.
-  std::vector<CollectiveRecord> sample(uint64_t after, size_t most) const;
+  // Any thread: at most so many of those with greater numbers than *after, the oldest first; *after becomes the number
+  // of the last collective. Ranks choose alike: those before which there was a pause, as somebody was waited for, and
+  // few others, by a hash of the number. They may lack the time of their end.
+  std::vector<CollectiveRecord> sample(uint64_t* after, size_t most) const;
 
  private:
   static constexpr size_t kSampled = 512;

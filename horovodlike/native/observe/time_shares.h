@@ -7,12 +7,12 @@
 
 namespace hvl {
 
-// The counters are shared by threads without a lock. Each function stores what ends a time before it adds that time, and
-// read() loads in the opposite order, so that no time counts twice.
+// The counters are shared by threads without a lock. Each function stores what ends a time before it adds that time,
+// and read() loads in the opposite order, so that no time counts twice.
 class TimeShares {
  public:
   struct Sums {
-    int64_t waiting = 0;    // nanoseconds
+    int64_t waiting = 0;        // nanoseconds
     int64_t communicating = 0;  // nanoseconds
   };
 

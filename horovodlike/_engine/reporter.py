@@ -228,7 +228,9 @@ class _Snapshots:
         return {"late": changed} if changed else {}
 
     def _find_stack(self, idle: float) -> dict[str, Any]:
-        stack = describe_threads(_STACK_BYTES).decode(errors="replace") if idle >= max(STALL_S, _GAPS * self._gap) else None
+        stack = (
+            describe_threads(_STACK_BYTES).decode(errors="replace") if idle >= max(STALL_S, _GAPS * self._gap) else None
+        )
         if stack == self._stack:
             return {}
         self._stack = stack

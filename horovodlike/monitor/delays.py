@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 EVALUATED_S = 2.5
-"""How long after its first report a collective counts even though some ranks have not reported it: they take no part."""
+"""How long after its first report a collective counts although some ranks have not reported it: they take no part."""
 LATE_S = 0.001
 WAITING_SHARE = 0.05
 """If no rank waits longer than this share of its time, none holds the others up."""

@@ -1,4 +1,4 @@
-"""Readers and reporters of the monitor that mean no good, or are slow."""
+"""Readers and reporters of the monitor that attack it, or are slow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from monitors import KEY, LIMIT_S, Reporter, fetch, port_of, report, running, state_of, token_of, wait_for
@@ -51,6 +52,15 @@ def test_pages_need_the_token(url: str, path: str) -> None:
         assert token_of(url).encode() not in body
     assert fetch(url, path, Authorization="Bearer wrong")[0] == 401
     assert fetch(url, path, token="", Authorization="Basic eDp5")[0] == 401
+
+
+def test_a_monitor_at_all_addresses_names_this_host() -> None:
+    """Neither a browser nor Prometheus elsewhere can call 0.0.0.0."""
+    with running(host="0.0.0.0") as everywhere:
+        assert everywhere.url is not None
+        assert urlsplit(everywhere.url).netloc == f"{socket.gethostname()}:{port_of(everywhere.url)}"
+        for name, status in ((socket.gethostname(), 200), ("attacker.example", 403)):
+            assert fetch(everywhere.url, "/api/state", Host=name)[0] == status
 
 
 def test_health_needs_no_token(url: str) -> None:

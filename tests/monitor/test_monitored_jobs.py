@@ -204,7 +204,9 @@ def test_nothing_of_it_is_imported_without_being_asked_for(program: Callable[[st
     of_rank = {line.rpartition("|")[2].strip() for line in lines if "import time:" in line and line.startswith("[0]")}
     of_hvdrun = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert "horovodlike.basics" in of_rank and "horovodlike.launcher.cli" in of_hvdrun
-    unwanted = re.compile(r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.reporter)\b|asyncio$|psutil$")
+    unwanted = re.compile(
+        r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.reporter)\b|asyncio$|psutil$"
+    )
     assert [name for name in sorted(of_rank | of_hvdrun) if unwanted.match(name)] == []
 
 
@@ -298,9 +300,9 @@ def test_what_monitor_start_cannot_use(tmp_path: Path, program: Callable[[str], 
         from horovodlike.errors import RendezvousError
 
         hvd.init()
-        for given in ({"port": 70000}, {"port": -1}, {"port": "x"}, {"host": ""}, {"host": "a" * 70 + ".b"}, {"host": "nonsense."}):
+        for port, host in ((70000, "::1"), (-1, "::1"), ("x", "::1"), (0, ""), (0, "a" * 70 + ".b"), (0, "nonsense.")):
             try:
-                monitor.start(**given)
+                monitor.start(port, host)
             except (ValueError, RendezvousError) as error:
                 print(type(error).__name__, error, flush=True)
             assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="on")[0] == 2

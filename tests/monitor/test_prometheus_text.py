@@ -97,3 +97,11 @@ def test_the_series_of_many_ranks_are_bounded() -> None:
 )
 def test_the_format_that_is_asked_for(accept: str, expected: bool) -> None:
     assert accepts_openmetrics(accept) is expected
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_series_can_name_their_job(openmetrics: bool) -> None:
+    parse = parse_openmetrics if openmetrics else parse_text
+    text = render(state_of_job(), openmetrics, names_job=True)
+    assert {sample.labels["job_id"] for family in parse(text) for sample in family.samples} == {"job"}
+    assert text.count('job_id="job"') == sum(len(family.samples) for family in parse(text))

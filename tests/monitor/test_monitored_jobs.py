@@ -59,11 +59,37 @@ def test_a_job_of_two_ranks(watched: Callable[..., Any], program: Callable[[str]
     assert sorted(re.findall(rb"done \d", ended.out)) == [b"done 0", b"done 1"]
     text = (tmp_path / "job.prom").read_text()
     values = {
-        (sample.name, *sample.labels.values()): sample.value for family in parse_text(text) for sample in family.samples
+        (sample.name, *(value for label, value in sample.labels.items() if label != "job_id")): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
     }
     assert values["horovodlike_ranks_in_state", "ended"] == 2
     assert values["horovodlike_events_total", "end"] == 1
     assert sorted(path.name for path in tmp_path.iterdir() if "prom" in path.name) == ["job.prom"]
+
+
+def test_a_straggler_among_thousands_of_collectives(
+    watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The flight recorder forgets most of them before the other rank reports."""
+    script = program("""
+        import os, time
+        import numpy as np
+        import horovodlike as hvd
+
+        hvd.init()
+        while not hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="stop")[0]:
+            if hvd.rank() == 1:
+                time.sleep(0.3)
+            for _ in range(1000):
+                hvd.allreduce(np.ones(4, np.float32), name="x")
+    """)
+    job, url = watched("-np", 2, sys.executable, script)
+    state = wait_for(url, has_straggler)
+    assert state["straggler"]["seconds_each"] > 0.05
+    assert state["ranks"][0]["counters"]["batches"] > 1000
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
 
 
 def test_a_stall_with_its_stacks(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
     where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
     where = f"{problem[0]}{where}"
     error = problem[1]
-    # Without the address, which `create_server` adds; the numbers of a failed look-up of a name are others.
-    why = str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    # Without the address, which `create_server` adds; the numbers of a failed look-up of a name are negative.
+    is_look_up = error.errno is not None and error.errno < 0
+    why = str(error.strerror).partition(" (while ")[0] if is_look_up else os.strerror(error.errno or 0)
     raise RendezvousError(f"{who} cannot listen on {where}: {why}") from problem[1]
 
 

@@ -229,7 +229,7 @@ def test_nothing_of_it_is_imported_without_being_asked_for(program: Callable[[st
     lines = ended.err.splitlines()
     of_rank = {line.rpartition("|")[2].strip() for line in lines if "import time:" in line and line.startswith("[0]")}
     of_hvdrun = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert "horovodlike.basics" in of_rank and "horovodlike.launcher.cli" in of_hvdrun
+    assert "horovodlike._bootstrap.bootstrap" in of_rank and "horovodlike.launcher.cli" in of_hvdrun
     unwanted = re.compile(
         r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.reporter)\b|asyncio$|psutil$"
     )

@@ -44,11 +44,11 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
     named = [str(port) for port in ports if port]
     where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
     where = f"{problem[0]}{where}"
-    error = problem[1]
+    cause = problem[1]
     # Without the address, which `create_server` adds; the numbers of a failed look-up of a name are negative.
-    is_look_up = error.errno is not None and error.errno < 0
-    why = str(error.strerror).partition(" (while ")[0] if is_look_up else os.strerror(error.errno or 0)
-    raise RendezvousError(f"{who} cannot listen on {where}: {why}") from problem[1]
+    is_look_up = cause.errno is not None and cause.errno < 0
+    why = str(cause.strerror).partition(" (while ")[0] if is_look_up else os.strerror(cause.errno or 0)
+    raise RendezvousError(f"{who} cannot listen on {where}: {why}") from cause
 
 
 def is_everywhere(host: str) -> bool:

@@ -42,7 +42,7 @@ class FlightRecorder {
   // Any thread: all records, the oldest first.
   std::vector<CollectiveRecord> read() const { return recent_.read(recent_.capacity()); }
   // Any thread: at most so many of those with greater numbers than *after, the oldest first; *after becomes the number
-  // of the last collective. Ranks choose alike: those before which there was a pause, as somebody was waited for, and
+  // of the last collective. Ranks choose alike: those before which there was a pause, since a rank was awaited, and
   // few others, by a hash of the number. They may lack the time of their end.
   std::vector<CollectiveRecord> sample(uint64_t* after, size_t most) const;
 

@@ -27,7 +27,9 @@ from horovodlike._bootstrap.environment import (
     generation,
 )
 from horovodlike._bootstrap.job_key import monitor_key, take_key
+from horovodlike._engine import sent_bytes
 from horovodlike._engine.metrics import CollectiveRecord, flight_recorder, metrics
+from horovodlike._engine.processor import Processor
 from horovodlike._engine.stack_dump import describe_threads
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job_digest
@@ -151,6 +153,7 @@ class _Snapshots:
         self._place = place
         self._generation = generation
         self._process = psutil.Process()
+        self._processor = Processor()
         self._is_first = True
         self._sent: dict[str, dict[str, Any]] = {"counters": {}, "process": {}}
         self._late: list[Any] = []
@@ -176,6 +179,8 @@ class _Snapshots:
             report |= self._find_late(stragglers)
         records = [record for record in flight_recorder() if record["number"] > self._number or not record["ended"]]
         report |= self._changes("counters", count | self._share_time(records, now))
+        if self._place.cross_size > 1:
+            report["connections"] = sent_bytes.measure()
         report["collectives"] = [_shorten(record) for record in _choose(records, self._number)]
         self._number = max((record["number"] for record in records if record["ended"]), default=self._number)
         self._taken = now
@@ -197,12 +202,7 @@ class _Snapshots:
         return {part: changed} if changed else {}
 
     def _measure_process(self) -> dict[str, Any]:
-        with self._process.oneshot():
-            cpu = self._process.cpu_times()
-            values: dict[str, Any] = {
-                "resident_bytes": self._process.memory_info().rss,
-                "cpu_seconds": round(cpu.user + cpu.system, 3),
-            }
+        values: dict[str, Any] = {"resident_bytes": self._process.memory_info().rss, **self._processor.measure()}
         torch = sys.modules.get("torch")
         with contextlib.suppress(Exception):  # a framework that is being imported, or another version
             if torch is not None and torch.cuda.is_initialized():

@@ -23,9 +23,10 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
     its own. What it raises is printed, and it is not called again.
 
     Args:
-        function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``
-            and ``batches_per_second`` since the last call; and, if the ranks have waited for one since then,
-            ``straggler_rank`` and ``straggler_seconds``: the one they have waited for longest, and for how long.
+        function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``,
+            ``batches_per_second``, ``steps_per_second`` and ``samples_per_second`` since the last call; and, if the
+            ranks have waited for one since then, ``straggler_rank`` and ``straggler_seconds``: the one they have waited
+            for longest, and for how long.
         seconds: The time between calls.
 
     Raises:
@@ -65,6 +66,8 @@ class _Callback(threading.Thread):
         values["bytes_per_second"] = (now["bytes"] - before["bytes"]) / elapsed
         values["requests_per_second"] = (now["requests"] - before["requests"]) / elapsed
         values["batches_per_second"] = (now["batches"] - before["batches"]) / elapsed
+        values["steps_per_second"] = (now["steps"] - before["steps"]) / elapsed
+        values["samples_per_second"] = (now["samples"] - before["samples"]) / elapsed
         waits = [
             after["seconds_waited_for"] - earlier["seconds_waited_for"]
             for earlier, after in zip(before["stragglers"], now["stragglers"], strict=False)

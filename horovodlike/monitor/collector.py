@@ -7,8 +7,10 @@ A report is an object. The fields that may be missing have not changed since the
 ``rank``
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
 ``counters``, ``process``
-    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory and
-    processor time.
+    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory, and the
+    processor time that the rank got, with what the kernel says about it.
+``connections``
+    For each pair of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
 ``late``
     From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
 ``collectives``
@@ -30,6 +32,7 @@ from horovodlike._net.secure_server import Connection, ProtocolError, SecureServ
 from horovodlike.monitor.board import Board
 
 _MOST_COLLECTIVES = 64
+_MOST_CONNECTIONS = 1024
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
 _LONGEST_STACK = 16384
@@ -37,9 +40,13 @@ _LIMIT = 2**63  # of numbers: sums and products of a few stay finite
 _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
-        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds"),
+        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
+        *("steps", "step_seconds", "samples"),
     ),
-    "process": ("resident_bytes", "cpu_seconds", "gpu_bytes", "gpu_reserved_bytes"),
+    "process": (
+        *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),
+        *("voluntary_switches", "involuntary_switches", "gpu_bytes", "gpu_reserved_bytes"),
+    ),
 }
 
 
@@ -114,6 +121,10 @@ def read_report(message: Any) -> dict[str, Any]:
         [_integer(number), _text(kind, _LONGEST_NAME), _text(name, _LONGEST_NAME), _integer(size), _number(enqueued)]
         for number, kind, name, size, enqueued in message.get("collectives", [])[:_MOST_COLLECTIVES]
     ]
+    report["connections"] = {
+        (_text(here, _LONGEST_NAME), _text(there, _LONGEST_NAME)): (_number(sent), _number(seconds))
+        for here, there, sent, seconds in message.get("connections", [])[:_MOST_CONNECTIONS]
+    }
     if "stack" in message:
         report["stack"] = None if message["stack"] is None else _text(message["stack"], _LONGEST_STACK)
     return {**report, "end": message.get("end") is True}

@@ -28,7 +28,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 12, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 13, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
 enum { HVL_MESSAGE = -1 };    /* in place of a kind, for hvl_implements(): send and receive */
 
@@ -313,6 +313,7 @@ typedef struct hvl_counters {
   int64_t execution_ns;       /* sum over all batches */
   int64_t peer_wait_ns;       /* the part of it spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
+  int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
 } hvl_counters;
 
 /* The waits of the other ranks for one rank, while it was the last to have a tensor ready. */

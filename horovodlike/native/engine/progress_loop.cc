@@ -121,7 +121,13 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
     while (left > 0 && context_.handles->poll(handles[left - 1]) != HVL_IN_PROGRESS) --left;
     return left == 0;
   };
-  const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
+  uint64_t begin = 0;  // of the time in which this thread is blocked
+  const auto is_over = [&] {
+    if (is_complete()) return true;
+    const uint64_t now = now_ns();
+    if (begin == 0) begin = now;
+    return now >= deadline;
+  };
   // An external data plane is called by the engine's own thread only, on which no signal handler runs.
   const bool may_work = !context_.options.external || context_.external_plane != nullptr;
   if (!may_work) context_.notify_news();
@@ -143,6 +149,9 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
       interrupted = context_.waiter.is_interrupted();
       give_back(std::move(lock));
     }
+  }
+  if (begin != 0) {
+    context_.counters.blocked_time.fetch_add(static_cast<int64_t>(now_ns() - begin), std::memory_order_relaxed);
   }
   if (is_complete()) return HVL_OK;
   request_flush();  // the caller will ask again

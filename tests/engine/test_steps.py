@@ -108,6 +108,6 @@ def test_the_bytes_that_connections_have_sent(monkeypatch: pytest.MonkeyPatch) -
         while left:
             left -= len(accepted.recv(left))
         found = {(here, there): (sent, busy) for here, there, sent, busy in sent_bytes.measure()}
-    assert found["127.0.0.3", "127.0.0.2"][0] == 100_000
+    assert found["127.0.0.3", "127.0.0.2"][0] in (100_000, 100_001)  # the kernel counts the first packet
     assert found["127.0.0.3", "127.0.0.2"][1] >= 0
     assert len(os.listdir("/proc/self/fd")) == before

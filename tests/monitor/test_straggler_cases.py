@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("stragglers")]
 PROCESSORS = sorted(os.sched_getaffinity(0))
 WATCHED_S = 30.0
 TRAIN = """
-        import os, random, sys, time
+        import contextlib, os, random, sys, time
+        with contextlib.suppress(OSError):  # as if nothing else ran here
+            with open("/proc/self/autogroup", "w") as file:
+                file.write("-20")
         import torch
         import horovodlike.torch as hvd
 
@@ -35,14 +38,13 @@ TRAIN = """
         is_slow = hvd.rank() == slow
         burner = None
         if is_slow and kind in ("neighbour", "priority"):
-            if kind == "priority":
-                os.nice(3 + seed % 5)
-            burner = os.fork()
+            rank, burner = os.getpid(), os.fork()
             if burner == 0:
-                os.nice(0)
-                while os.getppid() != 1 and not os.path.exists("stop"):
+                while os.getppid() == rank and not os.path.exists("stop"):
                     sum(range(100000))
                 os._exit(0)
+            if kind == "priority":
+                os.nice(1 + seed % 4)
         width = 256 if kind == "input" else 512
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)

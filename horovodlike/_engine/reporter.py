@@ -8,6 +8,7 @@ report holds only what has changed since the last one on its connection, and is 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -37,7 +38,7 @@ from horovodlike._net.secure_server import encode
 from horovodlike._net.socket_options import set_keepalive
 from horovodlike.errors import RendezvousError
 
-__all__ = ["JOB", "Target", "start", "start_if_asked", "stop"]
+__all__ = ["JOB", "Target", "slow_ranks", "start", "start_if_asked", "stop"]
 
 JOB = job_digest("monitor")
 """The digest of the job's name in the handshake: the key alone distinguishes the jobs."""
@@ -45,6 +46,7 @@ PERIOD_S = 1.0
 STALL_S = 3.0
 """A rank that has completed nothing for this long also reports its stacks."""
 _PATIENCE_S = 1.0  # for one step of a connection
+_NO_WAIT_S = 0.001
 _LONGEST_PAUSE_S = 10.0
 _STACK_BYTES = 4096
 _MOST_COLLECTIVES = 32
@@ -87,6 +89,11 @@ def stop() -> None:
         _running = None
 
 
+def slow_ranks() -> list[dict[str, Any]]:
+    """Return the verdicts of the monitor on slow ranks, on rank 0."""
+    return [] if _running is None else _running.slow
+
+
 class _Reporter(threading.Thread):
     def __init__(self, target: Target, place: RankInfo) -> None:
         super().__init__(name="horovodlike-monitor-report", daemon=True)
@@ -94,6 +101,7 @@ class _Reporter(threading.Thread):
         self._place = place
         self._generation = generation()
         self._stop_event = threading.Event()
+        self.slow: list[dict[str, Any]] = []  # the verdicts of the monitor, on rank 0
         self._abandoned = False  # stop() has waited in vain; the next generation may have begun
         self._pid = os.getpid()
 
@@ -143,6 +151,9 @@ class _Reporter(threading.Thread):
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
+            with contextlib.suppress(TimeoutError):
+                while self._place.rank == 0:
+                    self.slow = json.loads(channel.receive(time.monotonic() + _NO_WAIT_S))["slow"]
             self._stop_event.wait(PERIOD_S)
 
 

@@ -86,17 +86,13 @@ class RankState:
         self.parts = {"waiting": waiting, "communicating": communicating, "computing": 1.0 - waiting - communicating}
 
     def sample(self) -> Sample:
-        """Return the sums that tell a slow rank from the others.
-
-        A framework that waits for no handle, such as TensorFlow in a graph, is never blocked. There, all collectives
-        count, also those that its computation hides.
-        """
+        """Return the sums that tell a slow rank from the others."""
         counters, process = self.counters, self.process
-        blocked = counters.get("blocked_seconds", 0.0)
         return Sample(
             time=self.sent,
             steps=int(counters.get("steps", 0)),
-            blocked=blocked or counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
+            blocked=counters.get("blocked_seconds", 0.0),
+            collective=counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
             cpu=process.get("cpu_seconds", 0.0),
             delay=process.get("run_delay_seconds"),
             stolen=process.get("steal_seconds"),
@@ -191,6 +187,11 @@ class Board:
                 self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
             host = str(state.about["host"])
             self._delays.take(rank, host, report["sent"], now, report["collectives"])
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Return the verdicts on slow ranks."""
+        with self._lock:
+            return [as_json(each) for each in self._slow.verdicts.values()]
 
     def lose(self, rank: int, about: dict[str, Any]) -> None:
         """Note that the connection of a rank has ended."""

@@ -26,7 +26,8 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
         function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``,
             ``batches_per_second``, ``steps_per_second`` and ``samples_per_second`` since the last call; and, if the
             ranks have waited for one since then, ``straggler_rank`` and ``straggler_seconds``: the one they have waited
-            for longest, and for how long.
+            for longest, and for how long. With a monitor also ``slow_compute_rank``, ``slow_input_rank``,
+            ``slow_network_rank`` and ``slow_unknown_rank`` while there is a verdict of this kind.
         seconds: The time between calls.
 
     Raises:
@@ -75,6 +76,9 @@ class _Callback(threading.Thread):
         if waits and max(waits) > 0:
             values["straggler_rank"] = waits.index(max(waits))
             values["straggler_seconds"] = max(waits)
+        reporter = sys.modules.get("horovodlike._engine.reporter")
+        for each in reporter.slow_ranks() if reporter is not None else ():
+            values[f"slow_{each['kind']}_rank"] = each["ranks"][0]
         return values
 
 

@@ -19,6 +19,8 @@ A report is an object. The fields that may be missing have not changed since the
     The stacks of the rank's Python threads, or null.
 ``end``
     True in the last report.
+
+Rank 0 gets the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from horovodlike._net.secure_server import Connection, ProtocolError, SecureServ
 from horovodlike.monitor.board import Board
 
 _MOST_COLLECTIVES = 64
+_MOST_TOLD = 16
 _MOST_CONNECTIONS = 1024
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
@@ -63,6 +66,7 @@ class Collector:
         """
         self._board = board
         self._about: dict[Connection, dict[str, Any]] = {}
+        self._told: dict[Connection, list[tuple[Any, ...]]] = {}  # ranks and kinds of the verdicts that a rank 0 has
         self.server = SecureServer(key, self, who="rank", expected=expected)
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
@@ -83,13 +87,23 @@ class Collector:
                     raise ProtocolError("its generation is over")
                 self._about[connection] = about
             self._board.take_report(connection.rank, about, read_report(message))
+            if connection.rank == 0:
+                self._tell(connection)
         except ProtocolError:
             raise
         except Exception as error:  # whatever is wrong with a report ends its connection, and nothing else
             raise ProtocolError(f"it sent a report that makes no sense ({type(error).__name__})") from None
 
+    def _tell(self, connection: Connection) -> None:
+        verdicts = [{**each, "ranks": each["ranks"][:_MOST_TOLD]} for each in self._board.verdicts()[:_MOST_TOLD]]
+        known = [(*each["ranks"], each["kind"]) for each in verdicts]
+        if known != self._told.get(connection, []):
+            self._told[connection] = known
+            self.server.send(connection, {"slow": verdicts})
+
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        self._told.pop(connection, None)
         about = self._about.pop(connection, None)
         if about is not None:
             self._board.lose(connection.rank, about)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from monitors import LIMIT_S, Reporter, report, running, wait_for
 
-from horovodlike.monitor.slow_ranks import FEWEST, WINDOW, Sample, SlowRanks, as_json
+from horovodlike._engine import reporter
+from horovodlike.monitor import callbacks
+from horovodlike.monitor.slow_ranks import FEWEST, WINDOW, Sample, SlowRanks, Verdict, as_json
 
 COMPUTE_S, INPUT_S, NETWORK_S = 0.06, 0.002, 0.01
 
@@ -30,13 +35,16 @@ class Rank:
     frequency: float | None = 2.6e9
     has_gpu: bool = False
     knows_delay: bool = True
+    waits: bool = True
     stolen: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("blocked", "cpu", "delay", "stolen"), 0.0))
 
     def sample(self, now: float, steps: int) -> Sample:
         sums = self.sums
         delay = sums["delay"] if self.knows_delay else None
-        return Sample(now, steps, sums["blocked"], sums["cpu"], delay, sums["stolen"], self.frequency, self.has_gpu)
+        blocked = {"blocked" if self.waits else "collective": sums["blocked"]}
+        more = {"stolen": sums["stolen"], "frequency": self.frequency, "has_gpu": self.has_gpu}
+        return Sample(now, steps, cpu=sums["cpu"], delay=delay, **{"blocked": 0.0, **blocked, **more})
 
 
 class Job:
@@ -185,6 +193,12 @@ def test_jobs_that_mark_no_steps() -> None:
     assert "rank 1 is " in text and "step" not in text
 
 
+def test_a_framework_whose_threads_do_not_wait() -> None:
+    job = Job([Rank(waits=False), Rank(waits=False, supply=0.5)])
+    job.seconds(WINDOW + 5)
+    assert job.found() == [((1,), "compute")]
+
+
 def test_a_point_has_several_steps() -> None:
     job = Job([Rank(work=50), Rank(work=50, supply=0.5)])
     assert job.seconds(3 * FEWEST - 3) == []
@@ -227,3 +241,26 @@ def test_ranks_that_come_and_go_begin_anew() -> None:
     assert job.slow.take(samples, job.hosts, {}) == []
     assert job.slow.slower(1) is None
     assert job.slow.take({}, {}, {}) == []
+
+
+def test_rank_0_is_told_and_gives_it_to_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as monitor:
+        reporters = [Reporter(monitor, rank, 3) for rank in range(2)]
+        for rank, each in enumerate(reporters):
+            each.send(report(rank, 3, 1.0))
+        assert monitor.url is not None
+        wait_for(monitor.url, lambda found: len(found["ranks"]) == 2)
+        received = []
+        for verdicts in ({1: Verdict([1], "input", 0.5, 7, "rank 1 is slow")}, {}):
+            monitor.board._slow.verdicts = verdicts
+            for each in reporters:
+                each.send({"sent": 2.0, "idle": 0.0})
+            received.append(json.loads(reporters[0].channel.receive(time.monotonic() + LIMIT_S))["slow"])
+        assert received[0] == [as_json(Verdict([1], "input", 0.5, 7, "rank 1 is slow"))]
+        assert received[1] == []
+        with pytest.raises(TimeoutError):
+            reporters[1].channel.receive(time.monotonic() + 0.1)
+        for each in reporters:
+            each.channel.close()
+    monkeypatch.setattr(reporter, "slow_ranks", lambda: received[0])
+    assert callbacks._Callback(lambda numbers: None, 10.0)._measure()["slow_input_rank"] == 1

@@ -20,10 +20,10 @@ def measure() -> list[tuple[str, str, int, float]]:
     Returns:
         The own address and the other one; the bytes that the other host has acknowledged; and the seconds in which the
         network had some of them, summed over the connections: not those in which the other process did not read. So
-        bytes divided by seconds is the rate of a connection, however seldom it is used. Pairs with few bytes are left
-        out.
+        bytes divided by seconds is the rate of a connection, however seldom it is used. Connections with much less than
+        the others of their pair are left out, as those for control messages: a small message takes a round trip.
     """
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name in os.listdir("/proc/self/fd")[:_MOST]:
         with contextlib.suppress(OSError):  # it has been closed, or is no connection
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -35,6 +35,11 @@ def measure() -> list[tuple[str, str, int, float]]:
                 info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
             if len(info) == _INFO.size and here != there:
                 num_bytes, busy, unread = _INFO.unpack(info)
-                before = sums.get((here, there), (0, 0))
-                sums[here, there] = before[0] + num_bytes, before[1] + max(0, busy - unread)
-    return [(*pair, sent, busy / 1e6) for pair, (sent, busy) in sums.items() if sent >= _FEWEST_BYTES]
+                found.setdefault((here, there), []).append((num_bytes, max(0, busy - unread)))
+    sums = []
+    for pair, those in found.items():
+        most = max(num_bytes for num_bytes, _ in those)
+        if most >= _FEWEST_BYTES:
+            chosen = [each for each in those if each[0] >= most / 2]
+            sums.append((*pair, sum(sent for sent, _ in chosen), sum(busy for _, busy in chosen) / 1e6))
+    return sums

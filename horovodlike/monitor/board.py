@@ -322,6 +322,7 @@ class Board:
                 "ranks": ranks,
                 "straggler": self._delays.verdict(sum(each["most_waiting"] for each in recent) / max(1, len(recent))),
                 "slow": [as_json(each) for each in self._slow.verdicts.values()],
+                "connections": self._slow.rates(),
                 "tensors": self._delays.tensors(),
                 "stall": _find_stall(ranks),
                 "history": list(self._history),

@@ -36,6 +36,7 @@ _DIFFERENT = 0.05  # frequencies
 _STOLEN = 0.1  # of a processor
 _SLOW_RATE, _STILL_SLOW_RATE = 0.5, 0.7  # of the rate between the other hosts
 _FEWEST_BYTES = 1 << 20
+_MOST_RATES = 64
 _BLOCKED, _STILL_BLOCKED = 0.15, 0.08  # a network counts as slow if the ranks are blocked for this part of the time
 
 Connections = Mapping[tuple[str, str], tuple[float, float]]
@@ -155,6 +156,11 @@ class SlowRanks:
         """Return by which part of the others' own time a rank was slower in the window, negative if it was faster."""
         found = [point[rank].slower for point in self._points if rank in point]
         return median(found) if found else None
+
+    def rates(self) -> list[dict[str, Any]]:
+        """Return the rates between hosts, the lowest first: the two hosts, and bytes per second of use."""
+        lowest = sorted(_rates(self._rates).items(), key=lambda item: item[1])
+        return [{"hosts": list(pair), "bytes_per_second": round(rate)} for pair, rate in lowest[:_MOST_RATES]]
 
     def _judge(self) -> list[str]:
         found: dict[object, Verdict] = {}
@@ -338,17 +344,19 @@ def _differences(
     }
 
 
-def _compare(host: str, points: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> tuple[float, float] | None:
-    """Return the highest rate between a host and another one, and the median between others; None if one is unknown.
-
-    Rates are in bytes per second of use, between any two hosts that have sent enough.
-    """
+def _rates(points: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> dict[tuple[str, str], float]:
+    """Return bytes per second of use between any two hosts that have sent enough."""
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for point in points:
         for pair, (num_bytes, seconds) in point.items():
             before = sums.get(pair, (0.0, 0.0))
             sums[pair] = before[0] + num_bytes, before[1] + seconds
-    rates = {pair: size / seconds for pair, (size, seconds) in sums.items() if size >= _FEWEST_BYTES and seconds > 0}
+    return {pair: size / seconds for pair, (size, seconds) in sums.items() if size >= _FEWEST_BYTES and seconds > 0}
+
+
+def _compare(host: str, points: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> tuple[float, float] | None:
+    """Return the highest rate between a host and another one, and the median between others; None if one is unknown."""
+    rates = _rates(points)
     own = [rate for pair, rate in rates.items() if host in pair]
     others = [rate for pair, rate in rates.items() if host not in pair]
     return (max(own), median(others)) if own and others else None

@@ -7,10 +7,12 @@ import os
 import socket
 import stat
 import struct
+from zlib import crc32
 
 # tcpi_bytes_acked, tcpi_busy_time and tcpi_rwnd_limited of struct tcp_info; kernels before 4.10 lack the last two.
 _INFO = struct.Struct("=120xQ40xQQ")
 _MOST = 1024
+_MOST_PAIRS = 16
 _FEWEST_BYTES = 1 << 20
 
 
@@ -21,7 +23,8 @@ def measure() -> list[tuple[str, str, int, float]]:
         The own address and the other one; the bytes that the other host has acknowledged; and the seconds in which the
         network had some of them, summed over the connections: not those in which the other process did not read. So
         bytes divided by seconds is the rate of a connection, however seldom it is used. Connections with much less than
-        the others of their pair are left out, as those for control messages: a small message takes a round trip.
+        the others of their pair are left out, as those for control messages: a small message takes a round trip. Of
+        many pairs some are chosen, the same ones by all ranks of two hosts.
     """
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name in os.listdir("/proc/self/fd")[:_MOST]:
@@ -42,4 +45,4 @@ def measure() -> list[tuple[str, str, int, float]]:
         if most >= _FEWEST_BYTES:
             chosen = [each for each in those if each[0] >= most / 2]
             sums.append((*pair, sum(sent for sent, _ in chosen), sum(busy for _, busy in chosen) / 1e6))
-    return sums
+    return sorted(sums, key=lambda each: crc32(" ".join(sorted(each[:2])).encode()))[:_MOST_PAIRS]

@@ -10,7 +10,7 @@ A report is an object. The fields that may be missing have not changed since the
     Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory, and the
     processor time that the rank got, with what the kernel says about it.
 ``connections``
-    For each pair of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
+    For some pairs of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
 ``late``
     From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
 ``collectives``
@@ -35,7 +35,7 @@ from horovodlike.monitor.board import Board
 
 _MOST_COLLECTIVES = 64
 _MOST_TOLD = 16
-_MOST_CONNECTIONS = 1024
+_MOST_CONNECTIONS = 16
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
 _LONGEST_STACK = 16384

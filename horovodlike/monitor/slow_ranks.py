@@ -112,7 +112,6 @@ class SlowRanks:
         self._points: deque[dict[int, Measure]] = deque(maxlen=WINDOW)
         self._steps: deque[int] = deque(maxlen=WINDOW)  # at the begin of each point
         self._rates: deque[dict[tuple[str, str], tuple[float, float]]] = deque(maxlen=WINDOW)
-        self._samples: Mapping[int, Sample] = {}
         self._hosts: dict[int, str] = {}
         self.verdicts: dict[object, Verdict] = {}
         """By rank; those on a network by host."""
@@ -169,8 +168,9 @@ class SlowRanks:
             if verdict is not None:
                 found[rank] = verdict
         slow = {self._hosts.get(rank) for rank, each in found.items() if isinstance(rank, int)}
-        for host in sorted(set(self._hosts.values()) - slow):
-            verdict = self._judge_host(host)
+        rates = [_rates(self._rates), _rates(list(self._rates)[-_LAST:])]
+        for host in sorted(set(self._hosts.values()) - slow) if rates[0] else ():
+            verdict = self._judge_host(host, rates)
             if verdict is not None:
                 found[host] = verdict
         before, self.verdicts = self.verdicts, found
@@ -239,16 +239,16 @@ class SlowRanks:
             text += f"; the hypervisor takes {stolen:.1f} processors from its host"
         return text
 
-    def _judge_host(self, host: str) -> Verdict | None:
+    def _judge_host(self, host: str, rates: list[dict[tuple[str, str], float]]) -> Verdict | None:
+        """Judge by the rates in the window and in its last points; these alone decide whether a verdict still holds."""
         before = self.verdicts.get(host)
-        points = list(self._rates)
-        found = [_compare(host, points[-_LAST:]), *([_compare(host, points)] if before is None else [])]
-        blocked = 1 - median(each.own for point in self._points for each in point.values())
-        if None in found or (before is None and len(points) < FEWEST):
+        found = [_compare(host, each) for each in rates[0 if before is None else 1 :]]
+        if None in found or (before is None and len(self._points) < FEWEST):
             return None
         own, others = max((each for each in found if each is not None), key=lambda each: each[0] / each[1])
         if own / others > (_SLOW_RATE if before is None else _STILL_SLOW_RATE):
             return None
+        blocked = 1 - median(each.own for point in self._points for each in point.values())
         if blocked < (_BLOCKED if before is None else _STILL_BLOCKED):
             return None
         ranks = sorted(rank for rank, its in self._hosts.items() if its == host)
@@ -354,9 +354,8 @@ def _rates(points: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> d
     return {pair: size / seconds for pair, (size, seconds) in sums.items() if size >= _FEWEST_BYTES and seconds > 0}
 
 
-def _compare(host: str, points: Iterable[Mapping[tuple[str, str], tuple[float, float]]]) -> tuple[float, float] | None:
+def _compare(host: str, rates: Mapping[tuple[str, str], float]) -> tuple[float, float] | None:
     """Return the highest rate between a host and another one, and the median between others; None if one is unknown."""
-    rates = _rates(points)
     own = [rate for pair, rate in rates.items() if host in pair]
     others = [rate for pair, rate in rates.items() if host not in pair]
     return (max(own), median(others)) if own and others else None

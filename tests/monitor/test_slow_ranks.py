@@ -236,6 +236,22 @@ def test_networks_that_are_alike_are_not_blamed() -> None:
             assert network(seed, slow, factor, hosts).seconds(30) == []
 
 
+def test_many_ranks_and_hosts() -> None:
+    size, job = 1024, SlowRanks()
+    hosts = {rank: f"h{rank // 8}" for rank in range(size)}
+    for second in range(WINDOW + 1):
+        samples = {rank: Sample(second, second * 4, second * 0.2, second * 0.7, 0.0) for rank in range(size)}
+        sent = {
+            rank: {
+                (f"10.0.0.{rank // 8}", f"10.0.0.{(rank // 8 + other) % 128}"): (second * 5e6, second / 50)
+                for other in range(1, 17)
+            }
+            for rank in range(size)
+        }
+        assert job.take(samples, hosts, sent) == []
+    assert len(job.rates()) == 64
+
+
 def test_ranks_that_come_and_go_begin_anew() -> None:
     job = Job([Rank(), Rank(supply=0.5), Rank()])
     job.seconds(FEWEST - 1)

@@ -13,6 +13,7 @@ the package costs little: until then, neither NumPy nor the code that joins a jo
 * :mod:`horovodlike.process_set`: collectives of some ranks; :mod:`horovodlike.errors`: every exception
 * :mod:`horovodlike.config`: every setting; :mod:`horovodlike._bootstrap.bootstrap`: how ranks find each other
 * :func:`metrics`, :func:`flight_recorder`: this rank's counters and last collectives, from `_engine.metrics`
+* :func:`step`: marks the end of a step, from `_engine.steps`
 * :func:`run`: runs a function in several processes, without ``hvdrun``
 """
 
@@ -31,6 +32,7 @@ except ModuleNotFoundError as missing:
 
 from horovodlike._engine.metrics import flight_recorder as flight_recorder
 from horovodlike._engine.metrics import metrics as metrics
+from horovodlike._engine.steps import step as step
 
 if TYPE_CHECKING:
     from horovodlike.arrays.functions import *
@@ -90,7 +92,7 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = ["__version__", "flight_recorder", "metrics", *_HOMES]
+__all__ = ["__version__", "flight_recorder", "metrics", "step", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

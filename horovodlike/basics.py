@@ -21,7 +21,7 @@ from horovodlike._bootstrap.environment import (
     file_of_generation,
     path_of_rank,
 )
-from horovodlike._engine import gpu_libraries, ops, options, stack_dump
+from horovodlike._engine import gpu_libraries, ops, options, stack_dump, steps
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import ReduceOp
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
@@ -229,6 +229,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
     _mpi_library, _object_key, _address = library, joined.object_key, joined.address
     _average_counts_joined = bool(native.average_counts_joined)
     _generation += 1
+    steps.reset()
     if joined.place.size > 1:
         stack_dump.start()
     _start_timeline(settings)

@@ -9,6 +9,7 @@ import numpy as np
 
 from horovodlike import basics
 from horovodlike import objects as objects_module
+from horovodlike._engine.steps import BY_CALLBACK, mark
 from horovodlike.arrays import functions as arrays
 from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras.functions import broadcast_variables, join, objects, variables_of
@@ -70,7 +71,8 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast after the first batch, if there has been no broadcast before."""
+        """Mark a step for the monitor; broadcast after the first batch, if there has been no broadcast before."""
+        mark(BY_CALLBACK)
         if not self._is_done:
             self._broadcast()
 

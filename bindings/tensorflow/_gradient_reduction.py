@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike import basics
+from horovodlike._engine import steps
 from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
@@ -95,6 +96,8 @@ class GradientReduction:
         """
         basics.size()  # raises before init()
         check_registered(self.process_set)
+        if tf.executing_eagerly():  # in a graph, this code runs only once
+            steps.mark()
         weight = _weights.of_step(self.weight, self.op, "distributed gradients")
         results = list(gradients)
         if not self.process_set.included():

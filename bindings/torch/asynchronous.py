@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from horovodlike import basics
+from horovodlike._engine import steps
 from horovodlike._engine.arguments import factor, integer
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._optimizer.exchange import (
@@ -62,6 +63,8 @@ class _AsynchronousOptimizer(torch.optim.Optimizer):
             ValueError: A parameter has changed its shape.
         """
         self._check_open("step")
+        if self._reducing is None:  # else the optimizer that reduces marks the step
+            steps.mark()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         returned: Any = None
         unreduced: AbstractContextManager[None] = nullcontext()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from horovodlike import basics, weighting
+from horovodlike._engine import steps
 from horovodlike._engine.arguments import check_compression, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._ops import disable_compile
@@ -76,6 +77,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        steps.mark()
         self._settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if self._delta is not None:
@@ -317,7 +319,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 
 disable_compile(
-    _DistributedOptimizer._finish, _DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish
+    *(_DistributedOptimizer._finish, _DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad),
+    *(Reduction.finish, steps.mark),
 )
 
 

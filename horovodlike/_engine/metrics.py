@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import counters, text_of
+from horovodlike._engine.steps import counted
 
 __all__ = ["CollectiveRecord", "Metrics", "Straggler", "flight_recorder", "metrics"]
 
@@ -51,6 +52,15 @@ class Metrics(TypedDict):
     """The time in which a batch was executed, up to now. What is in neither is the rank's own."""
     peer_wait_seconds: float
     """The part of ``execution_seconds`` in which this rank waited for other ranks."""
+    blocked_seconds: float
+    """The time in which threads of this rank were blocked until their requests were complete: waiting for other ranks,
+    and communication that nothing else hid."""
+    steps: int
+    """How many steps `step()`, an optimizer or a callback has marked."""
+    step_seconds: float
+    """The time from the mark of the first step to that of the last."""
+    samples: float
+    """The samples of these steps that `step()` was told."""
     shared_memory_bytes: int
     """The number of bytes of shared memory of this host, divided by the number of its ranks."""
     stragglers: list[Straggler]
@@ -83,6 +93,7 @@ def metrics() -> Metrics:
         is ``max(range(hvd.size()), key=lambda r: metrics()["stragglers"][r]["seconds_waited_for"])``.
     """
     count = counters()
+    steps, samples, step_seconds = counted()
     num_ranks = count["ranks"]
     stats = ffi.new("hvl_straggler_stats[]", num_ranks)
     lib.hvl_get_straggler_stats(stats, num_ranks)
@@ -97,6 +108,10 @@ def metrics() -> Metrics:
         "waiting_seconds": count["waiting_ns"] / _NANOSECONDS,
         "communicating_seconds": count["communicating_ns"] / _NANOSECONDS,
         "peer_wait_seconds": count["peer_wait_ns"] / _NANOSECONDS,
+        "blocked_seconds": count["blocked_ns"] / _NANOSECONDS,
+        "steps": steps,
+        "step_seconds": step_seconds,
+        "samples": samples,
         "shared_memory_bytes": count["segment_bytes"],
         "stragglers": [
             {"times_late": each.times, "seconds_waited_for": each.waited_ns / _NANOSECONDS} for each in stats

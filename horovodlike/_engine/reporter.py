@@ -8,6 +8,7 @@ report holds only what has changed since the last one on its connection, and is 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -27,7 +28,9 @@ from horovodlike._bootstrap.environment import (
     generation,
 )
 from horovodlike._bootstrap.job_key import monitor_key, take_key
+from horovodlike._engine import sent_bytes
 from horovodlike._engine.metrics import CollectiveRecord, metrics, sample_collectives
+from horovodlike._engine.processor import Processor
 from horovodlike._engine.stack_dump import describe_threads
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job_digest
@@ -35,7 +38,7 @@ from horovodlike._net.secure_server import encode
 from horovodlike._net.socket_options import set_keepalive
 from horovodlike.errors import RendezvousError
 
-__all__ = ["JOB", "Target", "start", "start_if_asked", "stop"]
+__all__ = ["JOB", "Target", "slow_ranks", "start", "start_if_asked", "stop"]
 
 JOB = job_digest("monitor")
 """The digest of the job's name in the handshake: the key alone distinguishes the jobs."""
@@ -46,6 +49,7 @@ _GAPS = 3.0  # so many times as long as it often does
 _GAP_DECAY = 0.98  # per report
 _PATIENCE_S = 1.0  # for one step of a connection
 _SHORTEST_PAUSE_S = 0.1
+_NO_WAIT_S = 0.001
 _LONGEST_PAUSE_S = 10.0
 _STACK_BYTES = 4096
 _MOST_COLLECTIVES = 32
@@ -87,6 +91,11 @@ def stop() -> None:
         _running = None
 
 
+def slow_ranks() -> list[dict[str, Any]]:
+    """Return the verdicts of the monitor on slow ranks, on rank 0."""
+    return [] if _running is None else _running.slow
+
+
 class _Reporter(threading.Thread):
     def __init__(self, target: Target, place: RankInfo) -> None:
         super().__init__(name="horovodlike-monitor-report", daemon=True)
@@ -94,6 +103,7 @@ class _Reporter(threading.Thread):
         self._place = place
         self._generation = generation()
         self._stop_event = threading.Event()
+        self.slow: list[dict[str, Any]] = []  # the verdicts of the monitor, on rank 0
         self._abandoned = False  # stop() has waited in vain; the next generation may have begun
         self._pid = os.getpid()
 
@@ -143,6 +153,9 @@ class _Reporter(threading.Thread):
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
+            with contextlib.suppress(TimeoutError):
+                while self._place.rank == 0:
+                    self.slow = json.loads(channel.receive(time.monotonic() + _NO_WAIT_S))["slow"]
             self._stop_event.wait(_until_next())
 
 
@@ -159,6 +172,7 @@ class _Snapshots:
         self._place = place
         self._generation = generation
         self._process = psutil.Process()
+        self._processor = Processor()
         self._is_first = True
         self._sent: dict[str, dict[str, Any]] = {"counters": {}, "process": {}}
         self._late: list[Any] = []
@@ -184,6 +198,8 @@ class _Snapshots:
         if self._place.rank == 0:
             report |= self._find_late(stragglers)
         report |= self._changes("counters", count)
+        if self._place.cross_size > 1:
+            report["connections"] = sent_bytes.measure()
         records, self._number = sample_collectives(self._number, _MOST_COLLECTIVES)
         report["collectives"] = [_shorten(record) for record in records]
         report |= self._find_stack(idle)
@@ -204,12 +220,7 @@ class _Snapshots:
         return {part: changed} if changed else {}
 
     def _measure_process(self) -> dict[str, Any]:
-        with self._process.oneshot():
-            cpu = self._process.cpu_times()
-            values: dict[str, Any] = {
-                "resident_bytes": self._process.memory_info().rss,
-                "cpu_seconds": round(cpu.user + cpu.system, 3),
-            }
+        values: dict[str, Any] = {"resident_bytes": self._process.memory_info().rss, **self._processor.measure()}
         torch = sys.modules.get("torch")
         with contextlib.suppress(Exception):  # a framework that is being imported, or another version
             if torch is not None and torch.cuda.is_initialized():

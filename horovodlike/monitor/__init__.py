@@ -5,6 +5,7 @@ imports any of this without being asked to.
 
 * :mod:`horovodlike.monitor.collector`: takes the reports that each rank sends (``horovodlike._engine.reporter``)
 * :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.delays`: the state of the job that follows from them
+* :mod:`horovodlike.monitor.slow_ranks`: which ranks are slower than the others, and why
 * :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
 * :mod:`horovodlike.monitor.server`: the thread that runs all that; :mod:`horovodlike.monitor.metrics_file`: the one
   that writes a file of metrics

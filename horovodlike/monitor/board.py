@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovodlike.monitor.delays import Delays
+from horovodlike.monitor.slow_ranks import Connections, Sample, SlowRanks, as_json
 
 HISTORY = 300
 """How many points of its history a job has, one a second."""
@@ -27,8 +28,9 @@ _EVENTS = 200
 _LONGEST_EVENT = 8192
 _TAIL_BYTES = 4096
 _MOST_TAILS = 4096
-_EVENT_KINDS = ("launcher", "elastic", "warning", "stall", "end")
+_EVENT_KINDS = ("launcher", "elastic", "straggler", "warning", "stall", "end")
 _OWN_LINES = ("horovodlike warning:", "horovodlike error:")
+_RATES = ("bytes", "batches", "requests", "steps", "samples")
 _PARTS = ("waiting", "communicating", "computing")
 
 
@@ -41,7 +43,9 @@ class RankState:
         counters: The newest counters, by the names of ``metrics()``.
         process: The newest numbers of its process.
         parts: The shares of the last second in which it waited, communicated and computed.
-        rates: Bytes, batches and requests per second.
+        rates: Bytes, batches, requests, steps and samples per second.
+        step_seconds: How long a step takes, on average since the last report in which one ended; 0: none is marked.
+        connections: What they have sent, from the last report.
         heard_at: When its last report came, by the clock of the board.
         sent: When it was sent, by the clock of the rank.
         idle: How long it had completed nothing, in seconds.
@@ -55,6 +59,8 @@ class RankState:
     process: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    connections: Connections = field(default_factory=dict)
     heard_at: float = 0.0
     sent: float = 0.0
     idle: float = 0.0
@@ -72,10 +78,27 @@ class RankState:
         if not before or seconds < _LEAST_S:
             return
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
-        self.rates = {name: grown.get(name, 0.0) / seconds for name in ("bytes", "batches", "requests")}
+        self.rates = {name: grown.get(name, 0.0) / seconds for name in _RATES}
+        if grown.get("steps"):
+            self.step_seconds = grown.get("step_seconds", 0.0) / grown["steps"]
         communicating = min(1.0, grown.get("communicating_seconds", 0.0) / seconds)
         waiting = min(1.0 - communicating, grown.get("waiting_seconds", 0.0) / seconds)
         self.parts = {"waiting": waiting, "communicating": communicating, "computing": 1.0 - waiting - communicating}
+
+    def sample(self) -> Sample:
+        """Return the sums that tell a slow rank from the others."""
+        counters, process = self.counters, self.process
+        return Sample(
+            time=self.sent,
+            steps=int(counters.get("steps", 0)),
+            blocked=counters.get("blocked_seconds", 0.0),
+            collective=counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
+            cpu=process.get("cpu_seconds", 0.0),
+            delay=process.get("run_delay_seconds"),
+            stolen=process.get("steal_seconds"),
+            frequency=process.get("frequency_hertz"),
+            has_gpu="gpu_bytes" in process,
+        )
 
     def note(self, late: float) -> None:
         """Append a point to the history."""
@@ -111,6 +134,7 @@ class Board:
         self._ranks: dict[int, RankState] = {}
         self._stragglers: dict[int, tuple[int, float]] = {}  # rank -> times late, seconds
         self._delays = Delays()
+        self._slow = SlowRanks()
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
         self._num_events = dict.fromkeys(_EVENT_KINDS, 0)
@@ -118,6 +142,8 @@ class Board:
         self._open_lines: dict[int, bytes] = {}  # unfinished lines of standard error
         self._open_events: dict[int, dict[str, Any]] = {}  # by rank: a warning that may go on in the next line
         self._ended = False
+        self.announce: Callable[[str], object] = lambda text: None
+        """Called with each verdict on a slow rank when it begins and when it ends; must not call the board."""
 
     # Ranks.
 
@@ -130,7 +156,7 @@ class Board:
                 if self._generation:
                     self._add("elastic", f"generation {about['generation']}: {about['size']} ranks")
                 self._generation, self._size = about["generation"], about["size"]
-                self._ranks, self._stragglers, self._delays = {}, {}, Delays()
+                self._ranks, self._stragglers, self._delays, self._slow = {}, {}, Delays(), SlowRanks()
             elif about["rank"] == 0:  # after shutdown() and init(), collectives are numbered from 1 again
                 self._delays = Delays()
             self._ranks[about["rank"]] = RankState(about, heard_at=self._clock())
@@ -152,6 +178,7 @@ class Board:
             now = state.heard_at = self._clock()
             state.measure(report["counters"], report["sent"])
             state.process.update(report["process"])
+            state.connections = report["connections"]
             state.idle = report["idle"]
             if "stack" in report:
                 state.stack = report["stack"]
@@ -160,6 +187,11 @@ class Board:
                 self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
             host = str(state.about["host"])
             self._delays.take(rank, host, report["sent"], now, report["collectives"])
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Return the verdicts on slow ranks."""
+        with self._lock:
+            return [as_json(each) for each in self._slow.verdicts.values()]
 
     def lose(self, rank: int, about: dict[str, Any]) -> None:
         """Note that the connection of a rank has ended."""
@@ -205,7 +237,7 @@ class Board:
         """Note what has happened; not again what the launcher then also prints.
 
         Args:
-            kind: ``launcher``, ``elastic``, ``warning``, ``stall`` or ``end``.
+            kind: ``launcher``, ``elastic``, ``straggler``, ``warning``, ``stall`` or ``end``.
             text: What has happened.
         """
         with self._lock:
@@ -230,14 +262,31 @@ class Board:
                 state.note(late.get(rank, 0.0))
             if not live:
                 return
+            self._look_for_slow_ranks(now)
             point: dict[str, Any] = {"time": round(now, 1), "ranks": len(live)}
             for name in _PARTS:
                 point[name] = round(sum(state.parts.get(name, 0.0) for state in live) / len(live), 4)
-            for name in ("bytes", "batches", "requests"):
+            for name in _RATES:
                 point[name] = round(max(state.rates.get(name, 0.0) for state in live), 2)
+            point["step_seconds"] = round(max(state.step_seconds for state in live), 6)
             point["most_waiting"] = round(max(state.parts.get("waiting", 0.0) for state in live), 4)
             point["late"] = round(max(late.values(), default=0.0), 5)
             self._history.append(point)
+
+    def _look_for_slow_ranks(self, now: float) -> None:
+        live = {
+            rank: state
+            for rank, state in self._ranks.items()
+            if state.counters and not state.ended and now - state.heard_at < SILENT_S
+        }
+        changes = self._slow.take(
+            {rank: state.sample() for rank, state in live.items()},
+            {rank: str(state.about["host"]) for rank, state in live.items()},
+            {rank: state.connections for rank, state in live.items()},
+        )
+        for text in changes:
+            self._add("straggler", text)
+            self.announce(text)
 
     def snapshot(self, with_history: bool = False) -> dict[str, Any]:
         """Return everything as JSON values, which later changes leave as they are.
@@ -262,6 +311,8 @@ class Board:
                         "process": dict(state.process),
                         "rates": {name: round(value, 2) for name, value in state.rates.items()},
                         "parts": {name: round(value, 4) for name, value in state.parts.items()},
+                        "step_seconds": round(state.step_seconds, 6),
+                        "slower": round(self._slow.slower(rank) or 0.0, 4),
                         "late": round(late.get(rank, 0.0), 5),
                         "times_late": times,
                         "seconds_waited_for": round(seconds, 4),
@@ -277,6 +328,8 @@ class Board:
                 "ended": self._ended,
                 "ranks": ranks,
                 "straggler": self._delays.verdict(sum(each["most_waiting"] for each in recent) / max(1, len(recent))),
+                "slow": [as_json(each) for each in self._slow.verdicts.values()],
+                "connections": self._slow.rates(),
                 "tensors": self._delays.tensors(),
                 "stall": _find_stall(ranks),
                 "history": list(self._history),

@@ -24,9 +24,11 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
     In an elastic job, call it again in each generation: ``shutdown()`` is part of each change of the ranks.
 
     Args:
-        function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``
-            and ``batches_per_second`` since the last call; and, if the ranks have waited for one since then,
-            ``straggler_rank`` and ``straggler_seconds``: the one they have waited for longest, and for how long.
+        function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``,
+            ``batches_per_second``, ``steps_per_second`` and ``samples_per_second`` since the last call; and, if the
+            ranks have waited for one since then, ``straggler_rank`` and ``straggler_seconds``: the one they have waited
+            for longest, and for how long. With a monitor also ``slow_compute_rank``, ``slow_input_rank``,
+            ``slow_network_rank`` and ``slow_unknown_rank`` while there is a verdict of this kind.
         seconds: The time between calls.
 
     Raises:
@@ -66,6 +68,8 @@ class _Callback(threading.Thread):
         values["bytes_per_second"] = (now["bytes"] - before["bytes"]) / elapsed
         values["requests_per_second"] = (now["requests"] - before["requests"]) / elapsed
         values["batches_per_second"] = (now["batches"] - before["batches"]) / elapsed
+        values["steps_per_second"] = (now["steps"] - before["steps"]) / elapsed
+        values["samples_per_second"] = (now["samples"] - before["samples"]) / elapsed
         waits = [
             after["seconds_waited_for"] - earlier["seconds_waited_for"]
             for earlier, after in zip(before["stragglers"], now["stragglers"], strict=False)
@@ -73,6 +77,9 @@ class _Callback(threading.Thread):
         if waits and max(waits) > 0:
             values["straggler_rank"] = waits.index(max(waits))
             values["straggler_seconds"] = max(waits)
+        reporter = sys.modules.get("horovodlike._engine.reporter")
+        for each in reporter.slow_ranks() if reporter is not None else ():
+            values[f"slow_{each['kind']}_rank"] = each["ranks"][0]
         return values
 
 

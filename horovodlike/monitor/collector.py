@@ -7,8 +7,10 @@ A report is an object. The fields that may be missing have not changed since the
 ``rank``
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
 ``counters``, ``process``
-    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory and
-    processor time.
+    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory, and the
+    processor time that the rank got, with what the kernel says about it.
+``connections``
+    For some pairs of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
 ``late``
     From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
 ``collectives``
@@ -17,6 +19,8 @@ A report is an object. The fields that may be missing have not changed since the
     The stacks of the rank's Python threads, or null.
 ``end``
     True in the last report.
+
+Rank 0 gets the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from horovodlike._net.secure_server import Connection, ProtocolError, SecureServ
 from horovodlike.monitor.board import Board
 
 _MOST_COLLECTIVES = 64
+_MOST_TOLD = 16
+_MOST_CONNECTIONS = 16
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
 _LONGEST_STACK = 16384
@@ -37,9 +43,13 @@ _LIMIT = 2**63  # of numbers: sums and products of a few stay finite
 _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
-        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds"),
+        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
+        *("steps", "step_seconds", "samples"),
     ),
-    "process": ("resident_bytes", "cpu_seconds", "gpu_bytes", "gpu_reserved_bytes"),
+    "process": (
+        *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),
+        *("voluntary_switches", "involuntary_switches", "gpu_bytes", "gpu_reserved_bytes"),
+    ),
 }
 
 
@@ -56,6 +66,7 @@ class Collector:
         """
         self._board = board
         self._about: dict[Connection, dict[str, Any]] = {}
+        self._told: dict[Connection, list[tuple[Any, ...]]] = {}  # ranks and kinds of the verdicts that a rank 0 has
         self.server = SecureServer(key, self, who="rank", expected=expected)
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
@@ -76,13 +87,23 @@ class Collector:
                     raise ProtocolError("its generation is over")
                 self._about[connection] = about
             self._board.take_report(connection.rank, about, read_report(message))
+            if connection.rank == 0:
+                self._tell(connection)
         except ProtocolError:
             raise
         except Exception as error:  # whatever is wrong with a report ends its connection, and nothing else
             raise ProtocolError(f"it sent a report that makes no sense ({type(error).__name__})") from None
 
+    def _tell(self, connection: Connection) -> None:
+        verdicts = [{**each, "ranks": each["ranks"][:_MOST_TOLD]} for each in self._board.verdicts()[:_MOST_TOLD]]
+        known = [(*each["ranks"], each["kind"]) for each in verdicts]
+        if known != self._told.get(connection, []):
+            self._told[connection] = known
+            self.server.send(connection, {"slow": verdicts})
+
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        self._told.pop(connection, None)
         about = self._about.pop(connection, None)
         if about is not None:
             self._board.lose(connection.rank, about)
@@ -114,6 +135,10 @@ def read_report(message: Any) -> dict[str, Any]:
         [_integer(number), _text(kind, _LONGEST_NAME), _text(name, _LONGEST_NAME), _integer(size), _number(enqueued)]
         for number, kind, name, size, enqueued in message.get("collectives", [])[:_MOST_COLLECTIVES]
     ]
+    report["connections"] = {
+        (_text(here, _LONGEST_NAME), _text(there, _LONGEST_NAME)): (_number(sent), _number(seconds))
+        for here, there, sent, seconds in message.get("connections", [])[:_MOST_CONNECTIONS]
+    }
     if "stack" in message:
         report["stack"] = None if message["stack"] is None else _text(message["stack"], _LONGEST_STACK)
     return {**report, "end": message.get("end") is True}

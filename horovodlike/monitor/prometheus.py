@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from horovodlike.monitor.slow_ranks import KINDS
+
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "horovodlike_"
@@ -65,6 +67,13 @@ def _parts(state: Mapping[str, Any]) -> _Samples:
     for each in state["ranks"]:
         for part, value in each["parts"].items():
             yield (("rank", str(each["rank"])), ("part", part)), value
+
+
+def _stragglers(state: Mapping[str, Any]) -> _Samples:
+    found = {(rank, each["kind"]) for each in state["slow"] for rank in each["ranks"]}
+    for each in state["ranks"]:
+        for kind in KINDS:
+            yield (("rank", str(each["rank"])), ("kind", kind)), int((each["rank"], kind) in found)
 
 
 def _states(state: Mapping[str, Any]) -> _Samples:
@@ -135,6 +144,24 @@ FAMILIES = (
         _since_start("communicating_seconds"),
     ),
     Family("time_ratio", "gauge", "ratio", "Shares of the last second: waiting, communicating, computing.", _parts),
+    Family("steps", "counter", "", "Steps that were marked.", _since_start("steps")),
+    Family("step_seconds", "counter", "seconds", "Time from the first step to the last.", _since_start("step_seconds")),
+    Family("samples", "counter", "", "Samples of these steps.", _since_start("samples")),
+    Family(
+        "blocked_seconds",
+        "counter",
+        "seconds",
+        "Time in which the rank waited for collectives and did nothing else.",
+        _since_start("blocked_seconds"),
+    ),
+    Family("straggler", "gauge", "", "1 where the verdict on a rank is this kind of slowness.", _stragglers),
+    Family(
+        "slower_ratio",
+        "gauge",
+        "ratio",
+        "By which part of the others' time outside of collectives the rank is slower.",
+        _of_ranks(lambda each: each["slower"]),
+    ),
     Family(
         "straggler_waits",
         "counter",
@@ -192,6 +219,20 @@ FAMILIES = (
         _in("process", "cpu_seconds"),
     ),
     Family(
+        "process_run_delay_seconds",
+        "counter",
+        "seconds",
+        "Time in which threads of the rank could have run, and another process had the processor.",
+        _in("process", "run_delay_seconds"),
+    ),
+    Family(
+        "processor_frequency_hertz",
+        "gauge",
+        "hertz",
+        "The frequency of the processors that the rank may use.",
+        _in("process", "frequency_hertz"),
+    ),
+    Family(
         "gpu_memory_bytes",
         "gauge",
         "bytes",
@@ -209,7 +250,7 @@ FAMILIES = (
         "events",
         "counter",
         "",
-        "Events by kind: launcher, elastic, warning, stall, end.",
+        "Events by kind: launcher, elastic, straggler, warning, stall, end.",
         lambda state: (((("kind", kind),), count) for kind, count in state["event_counts"].items()),
     ),
 )

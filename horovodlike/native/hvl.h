@@ -315,6 +315,7 @@ typedef struct hvl_counters {
   int64_t communicating_ns;   /* in which a batch was executed, up to now */
   int64_t peer_wait_ns;       /* the part of it spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
+  int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
 } hvl_counters;
 
 /* The waits of the other ranks for one rank, while it was the last to have a tensor ready. */

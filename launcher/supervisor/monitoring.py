@@ -1,5 +1,6 @@
 """The monitor of a job in its launcher: what it gets from the launcher, besides the reports of the ranks."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import JobSpec, MonitorSpec
 from horovodlike.launcher.planning.plan import JobIdentity
+from horovodlike.launcher.supervisor import Wakeup
 from horovodlike.launcher.supervisor.output import RankOutput
 from horovodlike.launcher.supervisor.waiting import print_message
 from horovodlike.monitor.board import Board
@@ -64,10 +66,23 @@ def open_monitor(
 class WatchedOutput(RankOutput):
     """Output that the monitor sees, too."""
 
-    def __init__(self, board: Board, *given: Any, **named: Any) -> None:
-        """Take the monitor's board, and the arguments of :class:`RankOutput`."""
+    def __init__(self, board: Board, wakeup: Wakeup, *given: Any, **named: Any) -> None:
+        """Take the monitor's board, what wakes the loop of this thread, and the arguments of :class:`RankOutput`."""
         super().__init__(*given, **named)
         self._board = board
+        self._wakeup = wakeup
+        self._verdicts: deque[str] = deque()  # on slow ranks, from the thread of the monitor
+        board.announce = self._take_verdict
+
+    def _take_verdict(self, text: str) -> None:
+        self._verdicts.append(text)
+        self._wakeup.set()
+
+    def show_due(self) -> None:
+        """See :meth:`RankOutput.show_due`; print the verdicts that the monitor has come to."""
+        super().show_due()
+        while self._verdicts:
+            super().say(f"hvdrun: {self._verdicts.popleft()}")
 
     def add(self, rank: int, stream: FrameKind, data: bytes) -> None:
         """See :meth:`RankOutput.add`."""

@@ -110,7 +110,7 @@ class Launch:
         else:
             from horovodlike.launcher.supervisor.monitoring import WatchedOutput
 
-            self._output = WatchedOutput(self._monitor.board, *given, fold=fold)
+            self._output = WatchedOutput(self._monitor.board, self._wakeup, *given, fold=fold)
 
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""

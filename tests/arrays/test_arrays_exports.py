@@ -50,7 +50,7 @@ def test_the_names_are_those_of_the_modules():
         [
             *modules,
             *("__version__", "collective_availability", "flight_recorder", "metrics", "report_progress", "run"),
-            *("on_metrics", "start_timeline", "stop_timeline"),
+            *("on_metrics", "start_timeline", "step", "stop_timeline"),
         ]
     )
     for module in (functions, hierarchy, messages, rooted, basics, process_set, errors):

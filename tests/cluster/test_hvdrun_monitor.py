@@ -34,8 +34,27 @@ print("done", hvd.rank(), flush=True)
 """
 
 
-def start(host: Host, folder: Path, *words: object, **settings: str) -> subprocess.Popen[str]:
-    (folder / "train.py").write_text(TRAIN)
+TRAFFIC = """
+import contextlib, os, time
+with contextlib.suppress(OSError):  # as if nothing else ran here
+    with open("/proc/self/autogroup", "w") as file:
+        file.write("-20")
+import numpy as np
+import horovodlike as hvd
+
+hvd.init()
+gradients = np.ones(1 << 20, np.float32)
+while not hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="stop")[0]:
+    begin = time.process_time()
+    while time.process_time() < begin + 0.01:
+        pass
+    hvd.allreduce_(gradients, name="gradients")
+    hvd.step()
+"""
+
+
+def start(host: Host, folder: Path, *words: object, program: str = TRAIN, **settings: str) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(program)
     return host.popen(
         [*HVDRUN, *map(str, words), sys.executable, "train.py"],
         cwd=folder,
@@ -104,3 +123,42 @@ def test_ranks_of_two_launchers(fresh_cluster: Callable[..., Cluster], tmp_path:
         assert f"done {rank}" in out
         assert "watched" not in err
     wait_until(lambda: hosts.processes() == {}, "the end of everything")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(6))
+def test_a_slow_network_is_named_with_its_host(
+    fresh_cluster: Callable[..., Cluster], tmp_path: Path, seed: int
+) -> None:
+    hosts = fresh_cluster(3, ssh=True)
+    slow = seed % 3
+    for host in hosts.hosts:
+        hosts.shape(host, rate=2e8 if host is hosts.hosts[slow] else 2e9)
+    job = start(hosts.launcher, tmp_path, "-H", "h0:1,h1:1,h2:1", program=TRAFFIC)
+    url, deadline = url_of(job), time.monotonic() + LIMIT_S
+    while not (state := json.loads(read(hosts.launcher, url, "/api/state")))["slow"]:
+        assert time.monotonic() < deadline, state
+    assert [(each["kind"], each["ranks"]) for each in state["slow"]] == [("network", [slow])], state["slow"]
+    (tmp_path / "stop").touch()
+    _, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 0, err
+    assert f"hvdrun: host h{slow} (rank {slow}) has a slow network since step " in err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_networks_that_are_alike_are_not_named(
+    fresh_cluster: Callable[..., Cluster], tmp_path: Path, seed: int
+) -> None:
+    hosts = fresh_cluster(3, ssh=True)
+    for host in hosts.hosts:
+        hosts.shape(host, rate=(2e8, 2e9, 0)[seed])
+    job = start(hosts.launcher, tmp_path, "-H", "h0:1,h1:1,h2:1", program=TRAFFIC)
+    url, deadline = url_of(job), time.monotonic() + LIMIT_S / 2
+    while time.monotonic() < deadline:
+        state = json.loads(read(hosts.launcher, url, "/api/state"))
+        assert state["event_counts"]["straggler"] == 0, state["events"]
+        time.sleep(1.0)
+    assert state["ranks"][0]["counters"]["steps"] > 10
+    (tmp_path / "stop").touch()
+    assert job.wait(LIMIT_S) == 0

@@ -51,6 +51,7 @@ class _Watching:
 
 
 def _broadcast():
+    import horovodlike
     import horovodlike.keras as hvd
     from horovodlike.keras._backend import keras
 
@@ -61,7 +62,9 @@ def _broadcast():
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1)
     model.fit(*_data(4), initial_epoch=1, verbose=0, callbacks=[callback])
     assert np.array_equal(model.get_weights()[0], theirs), "before the first batch"
+    before = horovodlike.metrics()["steps"]
     model.fit(*_data(8, seed=hvd.rank()), batch_size=4, verbose=0, callbacks=[callback])
+    assert horovodlike.metrics()["steps"] == before + 2
     assert all(_on_all_ranks_equal([*model.get_weights(), *(v.numpy() for v in optimizer.variables)]))
 
     # A model that is built on one rank only.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from horovodlike.monitor.board import HISTORY, RANK_HISTORY, Board
 from horovodlike.monitor.collector import _read_about, read_report
 from horovodlike.monitor.delays import Delays
 from horovodlike.monitor.prometheus import render
+from horovodlike.monitor.slow_ranks import WINDOW
 
 
 class Job:
@@ -28,7 +30,14 @@ class Job:
         for rank in range(size):
             self.board.take_hello(about(rank, size))
 
-    def second(self, late: dict[int, float], hosts: int = 1, steps: int = 4, silent: set[int] = frozenset()) -> None:
+    def second(
+        self,
+        late: dict[int, float],
+        hosts: int = 1,
+        steps: int = 4,
+        silent: set[int] = frozenset(),
+        process: Callable[[int], dict[str, float]] = lambda rank: {},
+    ) -> None:
         """Let a second pass, in which ranks are late for each collective by these seconds."""
         self.now += 1.0
         numbers = range(self.number + 1, self.number + steps + 1)
@@ -43,7 +52,7 @@ class Job:
             ]
             sent = self.now - 0.0002 - skew
             counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
-            more = {"counters": counters, "collectives": collectives}
+            more = {"counters": counters, "collectives": collectives, "process": process(rank)}
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
             self.report(rank, sent=sent, idle=0.0, **more)
@@ -107,6 +116,27 @@ def test_no_rank_is_the_straggler_without_a_reason() -> None:
         for _ in range(10):
             quiet.second({rank: chance.random() * 2e-4 for rank in range(4)})
         assert quiet.board.snapshot()["straggler"] is None
+
+
+def test_a_slow_rank_is_announced_when_it_begins_and_when_it_ends() -> None:
+    job, heard = Job(3), []
+    job.board.announce = heard.append
+    for _ in range(WINDOW + 2):
+        job.second({1: 0.06}, process=lambda rank: {"cpu_seconds": job.now / 2, "run_delay_seconds": 7.0})
+    [slow] = job.board.snapshot()["slow"]
+    assert (slow["ranks"], slow["kind"]) == ([1], "input")
+    assert [each["slower"] > 0.2 for each in job.board.snapshot()["ranks"]] == [False, True, False]
+    text = render(job.board.snapshot())
+    assert 'horovodlike_straggler{rank="1",kind="input"} 1' in text
+    assert text.count("horovodlike_straggler{") == 12 and text.count("} 1\n") < text.count("} 0\n")
+    for _ in range(WINDOW):
+        job.second({}, process=lambda rank: {"cpu_seconds": job.now / 2, "run_delay_seconds": 7.0})
+    assert job.board.snapshot()["slow"] == []
+    begin, end = heard
+    assert begin.startswith("rank 1 is ") and end == "rank 1 is not slower than the others any more"
+    assert [each["text"] for each in job.board.snapshot()["events"] if each["kind"] == "straggler"] == heard
+    assert job.board.take_hello(about(0, 2, generation=2))
+    assert job.board.snapshot()["slow"] == []
 
 
 def test_collectives_of_some_ranks_count_after_a_while() -> None:

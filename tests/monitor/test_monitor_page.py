@@ -19,6 +19,8 @@ from monitors import fetch, port_of, running, token_of, wait_for
 from test_board import Job
 from test_monitored_jobs import TRAIN
 
+from horovodlike.monitor.slow_ranks import WINDOW
+
 pytestmark = pytest.mark.slow
 
 
@@ -72,6 +74,21 @@ def test_a_stall_and_a_loss_are_shown(page: Page) -> None:
         job.board.take_hello(about(1, 2, generation=2))
         page.wait_for("document.querySelectorAll('#ranks tr').length === 2")
         assert "generation 2: 2 ranks" in page.wait_for("document.querySelector('#events').innerText")
+
+
+def test_a_slow_rank_is_shown_with_the_evidence(page: Page) -> None:
+    job = Job(3)
+    with running(job.board) as monitor:
+        assert monitor.url is not None
+        page.open(monitor.url)
+        for _ in range(WINDOW + 2):
+            job.second({1: 0.06}, process=lambda rank: {"cpu_seconds": job.now / 2, "run_delay_seconds": 7.0})
+        job.board._clock = lambda: job.now
+        line = page.wait_for(
+            "[...document.querySelectorAll('#verdict .bad')].map(l => l.textContent).find(l => l.includes('slower'))"
+        )
+        assert line.startswith("▲ Rank 1 is ") and "slower in input: for " in line
+        assert "▲ slow: rank 1 is " in page.value("document.querySelector('#events').innerText")
 
 
 @pytest.mark.parametrize("size", [2, 1024])

@@ -35,7 +35,7 @@ def test_the_alerts() -> None:
         rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
     ]
     used = {name for rule in rules for name in re.findall(r"horovodlike_\w+", rule["expr"])}
-    assert len(rules) == 6
+    assert len(rules) == 7
     assert used <= names()
 
 

@@ -49,6 +49,18 @@ def test_equals_one_rank_with_the_whole_batch(ranks, size):
             assert same_on_all_ranks, variant
 
 
+def _marked_steps() -> int:
+    from horovodlike._engine import steps
+
+    steps.reset()
+    train_model({"backward_passes_per_step": 2}, 2)
+    return hvd.metrics()["steps"]
+
+
+def test_each_step_is_marked(ranks):
+    assert ranks(2).run(_marked_steps) == [STEPS, STEPS]
+
+
 def _explicit_groups() -> None:
     model, alone = make_model(), train_model(None)
     weights = [m.weight for m in model if isinstance(m, torch.nn.Linear)]

@@ -267,6 +267,7 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->waiting_ns = spent.waiting;
   counters->communicating_ns = spent.communicating;
   counters->peer_wait_ns = static_cast<int64_t>(running->waited_for_peers());
+  counters->blocked_ns = counted.blocked_time.load();
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
 }
 

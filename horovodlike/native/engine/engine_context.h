@@ -71,6 +71,7 @@ struct EngineCounters {
   std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches in total
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
+  std::atomic<int64_t> blocked_time{0};  // nanoseconds in which callers waited for handles, summed over their threads
   TimeShares time;
 };
 

@@ -30,6 +30,27 @@ class CountedWait {
   std::atomic<uint32_t>* waits_;
 };
 
+// Adds the time since the first now() to a sum, at its end. Costs nothing if there is no wait.
+class BlockedTime {
+ public:
+  explicit BlockedTime(std::atomic<int64_t>* sum) : sum_(sum) {}
+  ~BlockedTime() {
+    if (begin_ != 0) sum_->fetch_add(static_cast<int64_t>(now_ns() - begin_), std::memory_order_relaxed);
+  }
+  BlockedTime(const BlockedTime&) = delete;
+  BlockedTime& operator=(const BlockedTime&) = delete;
+
+  uint64_t now() {
+    const uint64_t now = now_ns();
+    if (begin_ == 0) begin_ = now;
+    return now;
+  }
+
+ private:
+  std::atomic<int64_t>* sum_;
+  uint64_t begin_ = 0;
+};
+
 // Sets the default rounding and treatment of denormal numbers while it lives, so that all ranks compute alike. These
 // modes belong to a thread, and a framework may have changed them.
 class DefaultArithmetic {
@@ -115,13 +136,14 @@ void ProgressLoop::request_flush() {
 
 hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t deadline) {
   const CountedWait counted(&context_.own_block().waits);
+  BlockedTime blocked(&context_.counters.blocked_time);
   // Polls the last handle first: when it is complete, those enqueued before it most often are, too.
   size_t left = count;
   const auto is_complete = [&] {
     while (left > 0 && context_.handles->poll(handles[left - 1]) != HVL_IN_PROGRESS) --left;
     return left == 0;
   };
-  const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
+  const auto is_over = [&] { return is_complete() || blocked.now() >= deadline; };
   // An external data plane is called by the engine's own thread only, on which no signal handler runs.
   const bool may_work = !context_.options.external || context_.external_plane != nullptr;
   if (!may_work) context_.notify_news();

@@ -36,6 +36,9 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
     global _by, _count, _samples, _seconds, _last
     if by < _by:
         return
+    if by > _by and _count:  # this step has been marked by a less certain source
+        _by, _samples = by, _samples + samples
+        return
     now = perf_counter()
     if _last:
         _seconds += now - _last

@@ -33,14 +33,15 @@ def test_steps_are_counted_with_their_time_and_samples(no_steps: list[float]) ->
 
 
 def test_the_most_certain_source_counts_alone() -> None:
-    steps.mark()
-    steps.mark(steps.BY_CALLBACK)
-    steps.mark()
-    assert hvd.metrics()["steps"] == 2
-    hvd.step()
-    steps.mark(steps.BY_CALLBACK)
-    steps.mark()
+    for _ in range(3):
+        steps.mark()
+        steps.mark(steps.BY_CALLBACK)
     assert hvd.metrics()["steps"] == 3
+    for _ in range(3):
+        steps.mark()
+        steps.mark(steps.BY_CALLBACK)
+        hvd.step(2)
+    assert (hvd.metrics()["steps"], hvd.metrics()["samples"]) == (6, 6)
 
 
 def _blocked(late_rank: int) -> tuple[float, int]:

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -57,21 +56,28 @@ void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
 
 using Bytes = std::vector<char>;
 
-// Any integers; numbers of which sums round, but do not overflow.
+// Any integers; numbers of which sums round, but do not overflow. By splitmix64: the generators of the standard library
+// are slow where sanitizers look at each access to their state.
 inline Bytes random_array(DataType dtype, size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  const size_t width = size_of(dtype);
-  Bytes array(count * width);
-  for (size_t i = 0; i < count; ++i) {
-    char* element = array.data() + i * width;
-    const uint64_t bits = uint64_t{random()} << 32 | random();
-    const double number = static_cast<double>(bits >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
-    with_type(dtype, [&](auto rounded) {
-      rounded = narrow<decltype(rounded)>(dtype == HVL_BOOL && number < 0 ? 0.0 : number);
-      const bool is_integer = !is_floating(dtype) && dtype != HVL_BOOL;
-      std::memcpy(element, is_integer ? static_cast<const void*>(&bits) : &rounded, width);
-    });
-  }
+  Bytes array(count * size_of(dtype));
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    uint64_t state = seed;
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t bits = state += 0x9e3779b97f4a7c15;
+      bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+      bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+      bits ^= bits >> 31;
+      T element;
+      if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+        element = static_cast<T>(bits);
+      } else {
+        const double number = static_cast<double>(bits >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
+        element = narrow<T>(std::is_same_v<T, bool> && number < 0 ? 0.0 : number);
+      }
+      std::memcpy(array.data() + i * sizeof element, &element, sizeof element);
+    }
+  });
   return array;
 }
 

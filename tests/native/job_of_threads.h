@@ -142,8 +142,10 @@ inline std::shared_ptr<Operation> make(const std::string& name, Kind kind, const
   return operation;
 }
 
+constexpr size_t kPeriod = 97;
+
 inline float value(int rank, size_t index) {
-  return static_cast<float>((index * 31 + static_cast<size_t>(rank) * 7) % 97);
+  return static_cast<float>((index * 31 + static_cast<size_t>(rank) * 7) % kPeriod);
 }
 
 }  // namespace hvl

@@ -28,8 +28,10 @@ class Job:
         for rank in range(size):
             self.board.take_hello(about(rank, size))
 
-    def second(self, late: dict[int, float], hosts: int = 1, steps: int = 4, silent: set[int] = frozenset()) -> None:
-        """Let a second pass, in which ranks are late for each collective by these seconds."""
+    def second(
+        self, late: dict[int, float], hosts: int = 1, steps: int = 4, silent: set[int] = frozenset(), **more: Any
+    ) -> None:
+        """Let a second pass, in which ranks are late for each collective by these seconds; `more` counters."""
         self.now += 1.0
         numbers = range(self.number + 1, self.number + steps + 1)
         self.number += steps
@@ -43,10 +45,9 @@ class Job:
             ]
             sent = self.now - 0.0002 - skew
             counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
-            more = {"counters": counters, "collectives": collectives}
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
-            self.report(rank, sent=sent, idle=0.0, **more)
+            self.report(rank, sent=sent, idle=0.0, counters=counters | more, collectives=collectives)
         self.board.tick()
 
     def report(self, rank: int, **message: Any) -> None:

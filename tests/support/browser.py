@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import json
 import subprocess
 import time
@@ -15,6 +16,8 @@ from typing import Any
 import websocket
 
 LIMIT_S = 30.0
+_AUDIT = """axe.run({resultTypes: ["violations"]}).then(found => found.violations.flatMap(each => each.nodes.map(
+  node => `${each.id}: ${node.target.join(" ")}: ${node.html.slice(0, 200)}: ${node.failureSummary}`)))"""
 
 
 class Page:
@@ -71,6 +74,16 @@ class Page:
             assert time.monotonic() < deadline, (expression, self.value("document.body.innerText"), self.problems)
             time.sleep(0.05)
         return found
+
+    def audit(self) -> list[str]:
+        """Return what axe finds: how a part of the page fails people who cannot see, hear, or use a pointer."""
+        found = importlib.util.find_spec("axe_playwright_python")
+        assert found is not None and found.origin is not None
+        self.value(Path(found.origin).with_name("axe.min.js").read_text() + "; 0")
+        answer = self.call("Runtime.evaluate", expression=_AUDIT, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        violations: list[str] = answer["result"]["value"]
+        return violations
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):

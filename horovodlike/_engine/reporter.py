@@ -175,7 +175,9 @@ class _Snapshots:
         if self._place.rank == 0:
             report |= self._find_late(stragglers)
         records = [record for record in flight_recorder() if record["number"] > self._number or not record["ended"]]
-        report |= self._changes("counters", count | self._share_time(records, now))
+        done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
+        count |= self._share_time(records, now) | ({} if done is None else {"progress": done})
+        report |= self._changes("counters", count)
         report["collectives"] = [_shorten(record) for record in _choose(records, self._number)]
         self._number = max((record["number"] for record in records if record["ended"]), default=self._number)
         self._taken = now

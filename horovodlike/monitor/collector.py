@@ -7,8 +7,8 @@ A report is an object. The fields that may be missing have not changed since the
 ``rank``
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
 ``counters``, ``process``
-    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory and
-    processor time.
+    Numbers by name: those of ``metrics()``, the seconds in which the rank waited and communicated, and the share of
+    the training that is done; memory and processor time.
 ``late``
     From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
 ``collectives``
@@ -37,7 +37,7 @@ _LIMIT = 2**63  # of numbers: sums and products of a few stay finite
 _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
-        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds"),
+        *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "progress"),
     ),
     "process": ("resident_bytes", "cpu_seconds", "gpu_bytes", "gpu_reserved_bytes"),
 }

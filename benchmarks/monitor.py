@@ -1,4 +1,4 @@
-"""What readers of the monitor cost a training step: a scrape of `/metrics` each second, and a crowd of readers.
+"""The cost of the monitor's readers for a training step: a scrape of `/metrics` each second, and a crowd of readers.
 
 The turns are those of the same ranks, which are watched by `hvdrun --monitor` all the time, so a ratio is of processes
 that compute at the same speed: each turn with readers has one without beside it. Ranks without a monitor, which are
@@ -44,7 +44,7 @@ class Watched:
 
 
 class _TurnCase(TrainingCase):
-    """The same, whoever reads."""
+    """The same for all readers."""
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""

@@ -1,4 +1,4 @@
-"""What readers of the monitor cost: the evaluation, and the readers themselves."""
+"""The cost of readers of the monitor: the evaluation, and the readers themselves."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_an_elastic_loss_and_recovery_are_shown(
 def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
     job = Job(size)
     for _ in range(3):
-        job.second({size - 1: 0.08}, steps=2)
+        job.second({size - 1: 0.08}, steps=2, progress=0.25)
     job.now = time.time()
     job.board._clock = time.time
     for state in job.board._ranks.values():
@@ -109,6 +109,7 @@ def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
         page.resize(1200, 1600)
         page.open(monitor.url)
         page.wait_for(f"document.querySelectorAll('#ranks tr').length === {min(size, 128)}")
+        assert "progress\n25 %" in page.value("document.querySelector('#figures').innerText")
         page.value("document.querySelector('#heat').focus()")
         page.press("ArrowDown", 40)
         page.wait_for("document.querySelector('#heat-text').textContent.startsWith('Rank 1 on')")

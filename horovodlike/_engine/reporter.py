@@ -164,6 +164,8 @@ class _Snapshots:
     def take(self, now: float) -> dict[str, Any]:
         count: dict[str, Any] = dict(metrics())
         stragglers = count.pop("stragglers")
+        done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
+        count |= {} if done is None else {"progress": done}
         if count["requests"] != self._progress or not self._progress_at:
             self._progress, self._progress_at = count["requests"], now
         idle = now - self._progress_at
@@ -175,9 +177,7 @@ class _Snapshots:
         if self._place.rank == 0:
             report |= self._find_late(stragglers)
         records = [record for record in flight_recorder() if record["number"] > self._number or not record["ended"]]
-        done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
-        count |= self._share_time(records, now) | ({} if done is None else {"progress": done})
-        report |= self._changes("counters", count)
+        report |= self._changes("counters", count | self._share_time(records, now))
         report["collectives"] = [_shorten(record) for record in _choose(records, self._number)]
         self._number = max((record["number"] for record in records if record["ended"]), default=self._number)
         self._taken = now

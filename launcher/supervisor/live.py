@@ -15,6 +15,7 @@ _PERIOD_S = 1.0
 _PLAIN_PERIOD_S = 10.0
 """The time between two lines where a line cannot be overwritten."""
 _EVENTS = 3
+_LEAST_DONE = 1e-3  # from which the time left is estimated
 _PARTS = ("computing", "communicating", "waiting")
 
 View = Callable[[str, str], None]
@@ -33,8 +34,9 @@ def facts(state: Mapping[str, Any], seconds: float) -> tuple[list[str], list[str
     }
     usual, wrong = [str(timedelta(seconds=int(seconds)))], []
     if done := progress(state):
-        left = timedelta(seconds=int(seconds * (1 - done) / done))
-        usual[0] += f", {percent(done)} done" + (f", about {left} left" if done < 1 else "")
+        usual[0] += f", {percent(done)} done"
+        if _LEAST_DONE < done < 1:
+            usual[0] += f", about {timedelta(seconds=int(seconds * (1 - done) / done))} left"
     if not state["ranks"]:
         usual.append("no rank has called init() yet")
     elif by_state["ended"]:

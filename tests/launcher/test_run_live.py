@@ -64,6 +64,9 @@ def test_a_line_says_how_far_the_job_is(board: Board) -> None:
         "0:01:00, 20 % done, about 0:04:00 left; 2 of 2 ranks; computing 75 %, communicating 0 %, waiting 25 %; "
         "3 MB/s of tensors"
     )
+    state = board.snapshot()
+    state["ranks"][0]["counters"]["progress"] = 5e-324
+    assert as_line(state, 60.0).startswith("0:01:00, 0 % done; ")
     assert as_line(Board().snapshot(), 3.7) == "0:00:03; no rank has called init() yet"
 
 

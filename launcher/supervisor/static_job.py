@@ -115,6 +115,8 @@ class Launch:
 
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""
+        if self._spec.live and self._monitor is not None:
+            self._monitor.close()  # now, so that what is shown last has the last reports
         self._output.end()
         self._writer.close(abandoned)
 

@@ -23,7 +23,7 @@ WORK = """
 import time
 import horovodlike
 
-def work(steps, wait=0.05):
+def work(steps, wait=0.1):
     import numpy as np
     import horovodlike as hvd
     hvd.init()
@@ -34,7 +34,7 @@ def work(steps, wait=0.05):
     print("done <b>", hvd.rank(), flush=True)
     return hvd.rank()
 """
-SCRIPT = WORK + "if __name__ == '__main__': print(horovodlike.run(work, (60,), np=2, live=True))\n"
+SCRIPT = WORK + "if __name__ == '__main__': print(horovodlike.run(work, (40,), np=2, live=True))\n"
 
 
 def about(rank: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_html_is_escaped(board: Board) -> None:
 
 
 def test_elsewhere_there_is_a_line_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.replace("60", "3"))
+    (tmp_path / "script.py").write_text(SCRIPT.replace("40", "3"))
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[0, 1]"), done.stderr
@@ -151,7 +151,7 @@ def only_the_kernel_is_left() -> bool:
 
 @pytest.mark.slow
 def test_a_notebook_shows_the_job(notebook: Notebook) -> None:
-    found = notebook.run("horovodlike.run(work, (60,), np=2, live=True)")
+    found = notebook.run("horovodlike.run(work, (40,), np=2, live=True)")
     assert found["error"] is None
     assert sorted(found["stdout"].splitlines()) == ["[0]<stdout>: done <b> 0", "[1]<stdout>: done <b> 1"]
     assert "hvdrun: 0:0" not in found["stderr"]

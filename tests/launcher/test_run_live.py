@@ -109,8 +109,13 @@ def test_on_a_terminal_the_lowest_line_is_kept_up_to_date(tmp_path: Path) -> Non
 class Notebook:
     """A kernel, in which cells are executed."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, mark: str) -> None:
         self._client = client
+        self._mark = mark
+
+    def left_by_jobs(self) -> list[str]:
+        """Return the commands of processes other than the kernel."""
+        return [command for command in marked(self._mark).values() if "ipykernel" not in command]
 
     def run(self, code: str, on_message: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:
         """Execute a cell; return its error, if any, its output, and all that has been displayed."""
@@ -132,21 +137,18 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    environ = {**os.environ, MARK: "notebook", "OMP_NUM_THREADS": "1"}
+    mark = f"notebook-{os.urandom(8).hex()}"
+    environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
     folder = tmp_path_factory.mktemp("notebook")
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder), env=environ)
     try:
-        opened = Notebook(client)
+        opened = Notebook(client, mark)
         assert opened.run(WORK)["error"] is None
         yield opened
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
-        wait_gone("notebook", LIMIT_S)
-
-
-def only_the_kernel_is_left() -> bool:
-    return [command for command in marked("notebook").values() if "ipykernel" not in command] == []
+        wait_gone(mark, LIMIT_S)
 
 
 @pytest.mark.slow
@@ -161,7 +163,7 @@ def test_a_notebook_shows_the_job(notebook: Notebook) -> None:
     assert "2 of 2 ranks have ended" in last["text/html"]
     assert re.match(r"0:00:\d\d, 100 % done; ", last["text/plain"])
     assert any("rank 1 holds up the others" in data["text/html"] for _, data in found["shown"])
-    assert only_the_kernel_is_left()
+    assert notebook.left_by_jobs() == []
 
 
 @pytest.mark.slow
@@ -176,7 +178,7 @@ def fail():
 horovodlike.run(fail, np=2, live=True)""")
     assert (found["error"]["ename"], found["error"]["evalue"]) == ("KeyError", "'no such <key>'")
     assert "[rank 1]" in "\n".join(found["error"]["traceback"])
-    assert only_the_kernel_is_left()
+    assert notebook.left_by_jobs() == []
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ def test_an_interrupt_of_the_cell_ends_the_ranks(notebook: Notebook) -> None:
     found = notebook.run("horovodlike.run(work, (10**6,), np=2, live=True)", interrupt)
     assert begun and time.monotonic() - begun < LIMIT_S
     assert found["error"]["ename"] == "KeyboardInterrupt"
-    assert only_the_kernel_is_left()
+    assert notebook.left_by_jobs() == []
     threads = notebook.run("import threading; print([each.name for each in threading.enumerate()])")["stdout"]
     assert "hvdrun" not in threads and "horovodlike" not in threads
     assert notebook.run("print(horovodlike.run(work, (3,), np=2))")["stdout"].endswith("[0, 1]\n")

@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dev demo demo-tf test test-slow test-all test-aarch64 sanitize tools wheels bench gpu lint docs clean
+.PHONY: help dev demo demo-tf test test-slow test-all test-aarch64 sanitize tools wheels bench gpu lint docs pictures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ docs: $(STAMPS)/dev ## write what comes from the source (settings.md, diagrams),
 	$(BIN)/python docs/generate.py
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build -W --keep-going -q -c docs -d build/docs/doctrees $(DOCS_FLAGS) build/docs/source \
 	  build/docs/site
+
+pictures: $(STAMPS)/dev ## write the pictures in docs/users that the browser makes of the monitor's page
+	$(BIN)/pytest --pictures tests/monitor/test_monitor_page.py::test_the_picture_in_the_documentation
 
 clean: ## remove all that make made, except benchmarks/results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

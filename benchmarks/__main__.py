@@ -24,6 +24,7 @@ from benchmarks import (
     launch,
     memory,
     messages,
+    monitor,
     parameters,
     tables,
     targets,
@@ -32,8 +33,10 @@ from benchmarks import (
 )
 
 PARTS = ("allreduce", "training", "distributed", "messages", "parameters", "memory", "keras", "compression")
-PARTS += ("hosts", "gpu")
+PARTS += ("monitor", "hosts", "gpu")
 MIB = 1 << 20
+MONITOR_TURNS = 4
+"""Turns in a round: the ratio that counts is close to 1."""
 
 
 def parse_args() -> argparse.Namespace:
@@ -163,6 +166,10 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     if "compression" in parts:
         say("compression of gradients, 2 ranks")
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)
+    if "monitor" in parts:
+        say("readers of the monitor, 2 ranks")
+        turns = 2 if args.quick else MONITOR_TURNS * args.rounds
+        results["monitor"] = monitor.measure(2, rounds=turns, budget=0.5 if args.quick else 2.0)
     if "hosts" in parts:
         if reason := hosts.missing():
             say(f"without hosts: {reason}")

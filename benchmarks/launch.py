@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +46,13 @@ class Launcher:
     name: str
     commands: Callable[[int, Path], list[Command]]
     missing: str = ""
+
+
+def free_port() -> int:
+    """Return a free port of the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def beside(python: str, program: str) -> str | None:

@@ -82,6 +82,9 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     if results.get("compression"):
         title = "## Compression of gradients, 2 ranks, {steps} steps of a CNN on real images"
         parts += [title.format(**results["compression"][0]), compression(results["compression"])]
+    if results.get("monitor"):
+        title = "## A training step of a job with `--monitor`, {np} ranks, {model}"
+        parts += [title.format(**results["monitor"][0]), monitor(results["monitor"])]
     if results.get("hosts"):
         parts += _hosts(results["hosts"])
     if results.get("gpu"):
@@ -254,6 +257,19 @@ def small(rows: Sequence[dict[str, Any]]) -> str:
     names = {"horovodlike": "PyTorch", "keras.tensorflow": "TensorFlow, eager"}
     times = ", ".join(f"{names[row['peer']]} {human_time(row['seconds'])}" for row in rows)
     return f"A named allreduce of 4 B into a new tensor: {times}."
+
+
+def monitor(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per crowd of readers."""
+    titles = {"unread": "none", "scraped": "one scrape a second", "crowded": "and 200 idle, 20 slow ones"}
+    titles["unwatched"] = "none, and no monitor (other processes)"
+    by_readers = {row["readers"]: row for row in rows}
+    lines = [
+        [title, human_time(row["seconds"]), f"{step_ratio(row, by_readers['unread']):.4f}"]
+        for readers, title in titles.items()
+        if (row := by_readers.get(readers))
+    ]
+    return table(["readers", "step", "x none"], lines)
 
 
 def _hosts(results: dict[str, Any]) -> list[str]:

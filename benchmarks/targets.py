@@ -44,6 +44,8 @@ HOSTS_SEALED = {"shaped": 1.03, "cable": 3.5}
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 # At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
 GPU_STEP, GPU_HOST = 1.02, 1.0
+# A step while the monitor is scraped each second, and among 220 idle and slow readers, in times of one without readers.
+MONITOR = {"scraped": 1.005, "crowded": 1.005}
 MEMORY_BYTES = 16 * MIB
 IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
@@ -74,6 +76,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_parameters(results),
         *_memory(results),
         *_keras(results),
+        *_monitor(results),
         *_hosts(results),
         *_gpu(results),
     ]
@@ -95,8 +98,8 @@ def step_ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | N
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def _at_most(what: str, limit: float, value: float | None, unit: str = "") -> Verdict:
-    measured = None if value is None else f"{value:.3g}{unit}"
+def _at_most(what: str, limit: float, value: float | None, unit: str = "", digits: int = 3) -> Verdict:
+    measured = None if value is None else f"{value:.{digits}g}{unit}"
     return Verdict(what, f"<= {limit:g}{unit}", measured, None if value is None else value <= limit)
 
 
@@ -212,6 +215,14 @@ def _keras(results: dict[str, Any]) -> Iterator[Verdict]:
         yield _at_most(f"step of Keras's fit, {backend}: time / no communication", KERAS_FIT, ratio)
     ratio = _ratio(small.get("keras.tensorflow"), small.get("horovodlike"))
     yield _at_most("4 B eager allreduce: TensorFlow's time / PyTorch's", TENSORFLOW_SMALL, ratio)
+
+
+def _monitor(results: dict[str, Any]) -> Iterator[Verdict]:
+    rows = {row["readers"]: row for row in results.get("monitor", [])}
+    titles = {"scraped": "a scrape each second", "crowded": "a scrape each second, 200 idle and 20 slow readers"}
+    for readers, limit in MONITOR.items():
+        ratio = step_ratio(rows.get(readers), rows.get("unread"))
+        yield _at_most(f"step of a job with --monitor, {titles[readers]}: time / without", limit, ratio, digits=5)
 
 
 def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -74,7 +74,27 @@ def _add_names(_: Sphinx, page: str, text: list[str]) -> None:
         text[0] += generate.directives(importlib.import_module(page.removeprefix("api/")))
 
 
+# What axe finds in the pages that Sphinx, docutils and the theme write.
+_MENDED = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<div id="search-results"></div>\n\n': '<h1>Search</h1><div id="search-results"></div>\n',
+    '<th class="head"><p></p></th>': "<td></td>",
+    "<pre>": '<pre tabindex="0">',  # long lines are scrolled by keys
+}
+
+
+def _mend(app: Sphinx, error: Exception | None) -> None:
+    """Make the pages usable by keyboard and screen reader."""
+    for path in app.outdir.rglob("*.html") if error is None else ():
+        text = path.read_text(encoding="utf-8")
+        for before, after in _MENDED.items():
+            text = text.replace(before, after)
+        path.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
-    """Replace the domain of Python, and fill the pages of the API."""
+    """Replace the domain of Python, fill the pages of the API, and mend the HTML."""
     app.add_domain(_Domain, override=True)
     app.connect("source-read", _add_names)
+    app.connect("build-finished", _mend)

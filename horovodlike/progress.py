@@ -1,4 +1,4 @@
-"""The progress of a training, for the platform that runs the job: :func:`report_progress`.
+"""The progress of a training, for the job's monitor and the platform that runs the job: :func:`report_progress`.
 
 Kubeflow Trainer shows it in the status of a TrainJob, and asks for it by three variables. Source: kubeflow/trainer,
 docs/proposals/2779-trainjob-progress and pkg/statusserver/server.go. Everything that sends is imported by the thread
@@ -33,9 +33,10 @@ def report_progress(done: float, total: float, metrics: Mapping[str, float] | No
     """Tell the platform how much of the training is done; it shows that, the time left, and the metrics.
 
     Call it on all ranks, as often as you like: only rank 0 reports, and only where the platform asks for it, which is
-    Kubeflow Trainer so far. It does not wait: a thread sends the latest report, at most one in five seconds, and
-    `shutdown()` the last one. If that fails, a warning is printed once, and the training continues. The time left is
-    estimated from the reports since `init()`. May be called from any thread.
+    Kubeflow Trainer so far. The page of ``hvdrun --monitor`` and ``run(live=True)`` show the share. It does not wait: a
+    thread sends the latest report, at most one in five seconds, and `shutdown()` the last one. If that fails, a warning
+    is printed once, and the training continues. The time left is estimated from the reports since `init()`. May be
+    called from any thread.
 
     Args:
         done: How many steps or epochs are done, fractions included.
@@ -48,18 +49,21 @@ def report_progress(done: float, total: float, metrics: Mapping[str, float] | No
         ValueError: `done` is negative, `total` is not positive, either is infinite or NaN, or there are more than 256
             metrics.
     """
-    global _reporter
+    global _reporter, fraction
     rank = basics.rank()
     if not (math.isfinite(done) and math.isfinite(total) and done >= 0 and total > 0):
         raise ValueError(f"report_progress: done must be 0 or more, and total positive, got {done!r} of {total!r}")
     url = os.environ.get(_URL)
-    if rank != 0 or not url:
+    if rank != 0:
+        return
+    share = fraction = min(done / total, 1.0)
+    if not url:
         return
     texts = {} if metrics is None else _texts(metrics)
     with _lock:
         if _reporter is None:
             _reporter = _Reporter(url)
-        _reporter.report(min(done / total, 1.0), texts)
+        _reporter.report(share, texts)
 
 
 def _texts(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -174,7 +178,8 @@ def _warn(text: str) -> None:
 
 
 def _close() -> None:
-    global _reporter
+    global _reporter, fraction
+    fraction = None
     with _lock:
         reporter, _reporter = _reporter, None
     if reporter is not None:
@@ -184,4 +189,6 @@ def _close() -> None:
 _lock = threading.Lock()
 _reporter: _Reporter | None = None
 _warned = False
+fraction: float | None = None
+"""The share that is done, on rank 0; None if that has not been reported since ``init()``."""
 basics.on_shutdown(_close)

@@ -23,7 +23,7 @@ from horovodlike.launcher.options import (
     take_integer,
     take_number_of_ranks,
 )
-from horovodlike.launcher.planning import JobSpec, RemoteStart
+from horovodlike.launcher.planning import JobSpec, MonitorSpec, RemoteStart
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.schedulers.registry import find_hosts
 from horovodlike.launcher.supervisor import failure_attribution
@@ -73,6 +73,7 @@ def run(
     executable: str | None = None,
     gpus_per_rank: int | None = None,
     host_discovery: HostDiscovery | None = None,
+    live: bool = False,
     **horovod: Any,
 ) -> list[T]:
     """Run a function in several new processes, which form a job, on this machine or on several.
@@ -102,6 +103,10 @@ def run(
             ranks. 0: each rank sees all GPUs that the job has on its host. None: the value of
             ``HOROVODLIKE_GPUS_PER_RANK``, or 0 if that is not set.
         host_discovery: Finds the hosts of an elastic job, which may come and go.
+        live: Whether to show the state of the job while it runs, each second: how much is done, by
+            ``report_progress()``, which rank holds up the others, where the time goes, and stalls with their stacks. In
+            a notebook above the output of the ranks, on a terminal in the lowest line, elsewhere in a line each ten
+            seconds.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
             ``cooldown_range``, ``discovery_timeout``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period``
@@ -150,6 +155,8 @@ def run(
         fold=False,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),
+        monitor=MonitorSpec() if live else None,
+        live=bool(live),
     )
     is_discovered = host_discovery is not None or (elastic is not None and elastic.discovery_script is not None)
     spec = make_spec(asked, values, where, elastic, settings, environ, files=None if is_discovered else {})

@@ -185,6 +185,8 @@ class _Snapshots:
     def take(self, now: float) -> dict[str, Any]:
         count: dict[str, Any] = dict(metrics())
         stragglers = count.pop("stragglers")
+        done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
+        count |= {} if done is None else {"progress": done}
         if count["requests"] != self._progress or not self._progress_at:
             if self._progress:
                 self._gap = max(self._gap * _GAP_DECAY, now - self._progress_at)

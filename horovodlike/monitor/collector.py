@@ -7,8 +7,8 @@ A report is an object. The fields that may be missing have not changed since the
 ``rank``
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
 ``counters``, ``process``
-    Numbers by name: those of ``metrics()`` and the seconds in which the rank waited and communicated; memory, and the
-    processor time that the rank got, with what the kernel says about it.
+    Numbers by name: those of ``metrics()``, the seconds in which the rank waited and communicated, and the share of
+    the training that is done; memory, and the processor time that the rank got, with what the kernel says about it.
 ``connections``
     For some pairs of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
 ``late``
@@ -44,7 +44,7 @@ _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
         *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
-        *("steps", "step_seconds", "samples"),
+        *("steps", "step_seconds", "samples", "progress"),
     ),
     "process": (
         *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),

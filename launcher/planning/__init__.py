@@ -150,6 +150,7 @@ class JobSpec:
         place: What the platform has said about this node, or None.
         grace_period: How long ranks may take to end after a signal to the launcher, in seconds.
         monitor: The monitor of the job, or None.
+        live: Whether the launcher shows the state of the job, which its monitor has, among the output.
     """
 
     num_proc: int
@@ -182,6 +183,7 @@ class JobSpec:
     place: str | None = field(default=None, compare=False)
     grace_period: float = 5.0
     monitor: MonitorSpec | None = None
+    live: bool = False
 
     def called(self, flag: str) -> str:
         """Return the name by which messages mention a flag."""

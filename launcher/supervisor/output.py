@@ -298,6 +298,10 @@ class RankOutput:
         if self._fold is not None:
             self._show(self._fold.flush())
 
+    def end(self) -> None:
+        """Take it that nothing more comes."""
+        self.flush()
+
     def ends_with_traceback_of(self, rank: int) -> bool:
         """Return whether the last lines on the screen are a traceback that a rank has written to standard error."""
         self.flush()

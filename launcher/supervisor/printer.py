@@ -28,7 +28,7 @@ class Printer:
             terminal: The output understands cursor movements.
             columns: Returns the width of the terminal; called for each transient line.
         """
-        self._terminal = terminal
+        self.terminal = terminal
         self._columns = columns
         self._held: dict[Hashable, bytes] = {}
         self._open: Hashable = None  # the source of the last output, if that did not end with a newline
@@ -43,17 +43,17 @@ class Printer:
         cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
         if len(text) - cut > LONGEST_PARTIAL:
             cut = len(text)
-            if self._terminal:
+            if self.terminal:
                 text, cut = text + b"\n", cut + 1
         if cut < len(text):
             self._held[key] = text[cut:]
-        if self._terminal:
+        if self.terminal:
             return self._on_terminal(key, prefix, text[:cut])
         return self._in_file(key, prefix, text[:cut])
 
     def finish(self, key: Hashable, prefix: bytes) -> bytes:
         """End a source: its unfinished text becomes a line; return the bytes to write."""
-        rest = self._held.pop(key, b"").rstrip(b"\r") or (self._overwritten.get(key, b"") if self._terminal else b"")
+        rest = self._held.pop(key, b"").rstrip(b"\r") or (self._overwritten.get(key, b"") if self.terminal else b"")
         if rest:
             return self.add(key, prefix, rest + b"\n")
         if self._open == key and self._open is not None:

@@ -108,13 +108,16 @@ class Launch:
         if self._monitor is None:
             self._output = RankOutput(*given, fold=fold)
         else:
-            from horovodlike.launcher.supervisor.monitoring import WatchedOutput
+            from horovodlike.launcher.supervisor import live, monitoring
 
-            self._output = WatchedOutput(self._monitor.board, self._wakeup, *given, fold=fold)
+            watched = live.LiveOutput if self._spec.live else monitoring.WatchedOutput
+            self._output = watched(self._monitor.board, self._wakeup, *given, fold=fold)
 
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""
-        self._output.flush()
+        if self._spec.live and self._monitor is not None:
+            self._monitor.close()  # now, so that what is shown last has the last reports
+        self._output.end()
         self._writer.close(abandoned)
 
     def _attach(self, supervisor: Supervisor) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import generate
 import picture
 import pytest
+from support.browser import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("site")  # all that read the site, which takes half a minute to build
@@ -61,6 +65,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """Serve the site; give its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/favicon.ico":  # which a browser asks for unless a page names one
+                self.send_response(204)
+                self.end_headers()
+            else:
+                super().do_GET()
+
+        def log_message(self, format: str, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in sorted(site.rglob("*.html"))}
 
@@ -99,10 +126,24 @@ def test_examples_in_docstrings_are_code(site: Path) -> None:
 def test_pages_can_be_read_aloud(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert page.language == "en" and not page.without_text, path
-        if path.name not in ("genindex.html", "search.html", "py-modindex.html"):
+        if path.name not in ("genindex.html", "py-modindex.html"):
             assert page.headings[0] == 1 and page.headings.count(1) == 1, path
         steps = zip(page.headings, page.headings[1:], strict=False)
         assert all(after <= before + 1 for before, after in steps), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "rules"), [("light", ()), ("dark", ("color-contrast",))], ids=["light", "dark"])
+def test_everybody_can_use_the_pages(served: str, tmp_path: Path, scheme: str, rules: tuple[str, ...]) -> None:
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("chromium is not installed: `make tools` does")
+    with browser(tmp_path) as page:
+        page.resize(1200, 1600, scheme)
+        for name in ("index", "search", "users/monitor", "developers/architecture", "api/horovodlike"):
+            page.open(f"{served}/{name}.html")
+            assert page.audit(*rules) == [], name
+        assert page.problems == []
+        assert all(each.startswith((served, "data:")) for each in page.requests)
 
 
 @pytest.mark.slow

@@ -37,8 +37,9 @@ class Job:
         steps: int = 4,
         silent: set[int] = frozenset(),
         process: Callable[[int], dict[str, float]] = lambda rank: {},
+        **more: Any,
     ) -> None:
-        """Let a second pass, in which ranks are late for each collective by these seconds."""
+        """Let a second pass, in which ranks are late for each collective by these seconds; `more` counters."""
         self.now += 1.0
         numbers = range(self.number + 1, self.number + steps + 1)
         self.number += steps
@@ -52,10 +53,11 @@ class Job:
             ]
             sent = self.now - 0.0002 - skew
             counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
-            more = {"counters": counters, "collectives": collectives, "process": process(rank)}
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
-            self.report(rank, sent=sent, idle=0.0, **more)
+            self.report(
+                rank, sent=sent, idle=0.0, counters=counters | more, collectives=collectives, process=process(rank)
+            )
         self.board.tick()
 
     def report(self, rank: int, **message: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import socket
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Page, browser
 from monitors import fetch, port_of, running, token_of, wait_for
+from PIL import Image
+from support.browser import Page, browser
 from test_board import Job
-from test_monitored_jobs import TRAIN
+from test_monitored_jobs import ELASTIC, TRAIN
 
 from horovodlike.monitor.slow_ranks import WINDOW
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = pytest.mark.slow
 
 
@@ -67,6 +70,7 @@ def test_a_stall_and_a_loss_are_shown(page: Page) -> None:
             job.board._ranks[rank].heard_at = time.time() + 1000
         text = page.wait_for("!document.querySelector('#stall').hidden && document.querySelector('#stall').innerText")
         assert "Rank 1\nFile train.py, in <b>load</b>" in text.replace("\n\n", "\n")
+        assert page.audit() == []
         job.board.add_event("elastic", "worker 2 is lost")
         from monitors import about
 
@@ -91,11 +95,27 @@ def test_a_slow_rank_is_shown_with_the_evidence(page: Page) -> None:
         assert "▲ slow: rank 1 is " in page.value("document.querySelector('#events').innerText")
 
 
+def test_an_elastic_loss_and_recovery_are_shown(
+    page: Page, watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    job, url = watched("-np", 2, "--min-np", 2, "--max-np", 2, sys.executable, program(ELASTIC))
+    page.open(url)
+    page.wait_for("document.querySelectorAll('#ranks tr').length === 2")
+    (tmp_path / "kill").touch()
+    page.wait_for("document.querySelector('#events').innerText.includes('worker 1 has failed: it is replaced at once')")
+    page.wait_for("document.querySelector('#events').innerText.includes('generation 2: 2 ranks')")
+    page.wait_for("document.querySelectorAll('#ranks tr').length === 2")
+    page.wait_for("document.querySelector('#figures').innerText.includes('2 of 2')")
+    page.open("about:blank")
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
+
+
 @pytest.mark.parametrize("size", [2, 1024])
 def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
     job = Job(size)
     for _ in range(3):
-        job.second({size - 1: 0.08}, steps=2)
+        job.second({size - 1: 0.08}, steps=2, progress=0.25)
     job.now = time.time()
     job.board._clock = time.time
     for state in job.board._ranks.values():
@@ -105,6 +125,7 @@ def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
         page.resize(1200, 1600)
         page.open(monitor.url)
         page.wait_for(f"document.querySelectorAll('#ranks tr').length === {min(size, 128)}")
+        assert "progress\n25 %" in page.value("document.querySelector('#figures').innerText")
         page.value("document.querySelector('#heat').focus()")
         page.press("ArrowDown", 40)
         page.wait_for("document.querySelector('#heat-text').textContent.startsWith('Rank 1 on')")
@@ -113,9 +134,44 @@ def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
             page.resize(width, 1600, scheme)
             page.wait_for(f"innerWidth === {width}")
             assert page.value("document.documentElement.scrollWidth <= innerWidth")
+            assert page.audit(*(() if (width, scheme) == (1200, "light") else ("color-contrast", "target-size"))) == []
             page.save(tmp_path / f"{size}-{width}-{scheme}.png")
         drawn = "[...document.querySelector('#heat').getContext('2d').getImageData(0,0,300,100).data].some(v => v)"
         assert page.value(drawn)
+
+
+def test_the_picture_in_the_documentation(page: Page, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """`make pictures` writes it; here it is only made."""
+    job, chance = Job(8), random.Random(0)
+    communicating = 0.0
+    for second in range(300):
+        late = {rank: chance.random() * 2e-3 for rank in range(8)}
+        if second > 230:
+            late[5] = 0.02 + 0.01 * chance.random()
+        communicating += 0.12 + 0.03 * chance.random()
+        number = job.number
+        more = {"executed": number, "batches": number / 3, "negotiation_seconds": number * 4e-3, "bytes": number * 9e6}
+        job.second(late, hosts=2, steps=11 + chance.randrange(3), communicating_seconds=communicating, **more)
+        for state in job.board._ranks.values():
+            state.process |= {"resident_bytes": 612e6, "cpu_seconds": 0.97 * second}
+            state.counters["shared_memory_bytes"] = 1.5e6
+    with running(job.board) as monitor:
+        assert monitor.url is not None
+        page.resize(1100, 970)
+        page.call("Emulation.setScrollbarsHidden", hidden=True)
+        page.open(monitor.url)
+        assert "Rank 5 on node-1 holds up the others" in page.wait_for(
+            "document.querySelector('#verdict .bad')?.innerText"
+        )
+        picture = DOCS / "users" / "monitor.png"
+        made = picture if pytestconfig.getoption("pictures") else tmp_path / "monitor.png"
+        page.save(made)
+        with Image.open(made) as image:
+            image.quantize(64).save(made, optimize=True)
+    for path in (made, picture):
+        assert path.stat().st_size < 100_000
+        with Image.open(path) as image:
+            assert image.size == (1100, 970)
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: Page) -> None:

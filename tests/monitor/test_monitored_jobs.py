@@ -34,6 +34,28 @@ TRAIN = """
         print("done", hvd.rank(), flush=True)
 """
 
+ELASTIC = """
+        import os, signal, time
+        import numpy as np
+        import horovodlike as hvd
+        from horovodlike import elastic
+
+        hvd.init()
+
+        @elastic.run
+        def train(state):
+            while not os.path.exists("stop"):
+                hvd.allreduce(np.ones(4, np.float32), name="x")
+                if os.path.exists("kill") and os.environ["HOROVODLIKE_WORKER"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.01)
+                state.commit()
+                if hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="end")[0]:
+                    break
+
+        train(elastic.ObjectState(batch=0))
+"""
+
 
 def has_straggler(state: dict[str, Any], rank: int = 1) -> bool:
     return state["straggler"] is not None and state["straggler"]["rank"] == rank
@@ -186,27 +208,7 @@ def test_a_rank_that_cannot_report_goes_on(program: Callable[[str], Path], tmp_p
 def test_an_elastic_job_shows_its_generations(
     watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    script = program("""
-        import os, signal, time
-        import numpy as np
-        import horovodlike as hvd
-        from horovodlike import elastic
-
-        hvd.init()
-
-        @elastic.run
-        def train(state):
-            while not os.path.exists("stop"):
-                hvd.allreduce(np.ones(4, np.float32), name="x")
-                if os.path.exists("kill") and os.environ["HOROVODLIKE_WORKER"] == "1":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(0.01)
-                state.commit()
-                if hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="end")[0]:
-                    break
-
-        train(elastic.ObjectState(batch=0))
-    """)
+    script = program(ELASTIC)
     job, url = watched("-np", 2, "--min-np", 1, "--max-np", 2, sys.executable, script)
     wait_for(url, lambda found: len(found["ranks"]) == 2 and found["generation"] == 1)
     (tmp_path / "kill").touch()

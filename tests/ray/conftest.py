@@ -12,7 +12,8 @@ from collections.abc import Iterator
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "120"
-os.environ["RAY_local_fs_capacity_threshold"] = "1"  # on a disk that is 95 % full Ray would make no objects, and wait
+# On a disk that is 95 % full Ray would make no objects, and wait.
+os.environ["RAY_local_fs_capacity_threshold"] = "1"  # noqa: SIM112 (its name)
 
 import pytest
 import ray

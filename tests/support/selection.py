@@ -33,6 +33,7 @@ USUAL_SIZE = 3
 
 def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every test, with all combinations of its parameters")
+    parser.addoption("--pictures", action="store_true", help="write the pictures in docs/users that tests make")
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:

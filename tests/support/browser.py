@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import json
 import subprocess
 import time
@@ -15,6 +16,9 @@ from typing import Any
 import websocket
 
 LIMIT_S = 30.0
+AUDIT_S = 120.0  # for a long page on a busy machine
+_AUDIT = """axe.run(OPTIONS).then(found => found.violations.flatMap(each => each.nodes.map(
+  node => `${each.id}: ${node.target.join(" ")}: ${node.html.slice(0, 200)}: ${node.failureSummary}`)))"""
 
 
 class Page:
@@ -71,6 +75,24 @@ class Page:
             assert time.monotonic() < deadline, (expression, self.value("document.body.innerText"), self.problems)
             time.sleep(0.05)
         return found
+
+    def audit(self, *rules: str) -> list[str]:
+        """Return what axe finds: how a part of the page fails people who cannot see, hear, or use a pointer.
+
+        Args:
+            rules: The rules of axe to check; none for all.
+        """
+        found = importlib.util.find_spec("axe_playwright_python")
+        assert found is not None and found.origin is not None
+        self.value(Path(found.origin).with_name("axe.min.js").read_text() + "; 0")
+        options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
+        expression = _AUDIT.replace("OPTIONS", json.dumps(options))
+        self._socket.settimeout(AUDIT_S)
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        self._socket.settimeout(LIMIT_S)
+        assert "exceptionDetails" not in answer, answer
+        violations: list[str] = answer["result"]["value"]
+        return violations
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):

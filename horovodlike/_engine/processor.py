@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import time
 from pathlib import Path
 
@@ -32,15 +31,10 @@ class Processor:
 
         Returns:
             ``cpu_seconds``: in which its threads ran; ``run_delay_seconds``: in which they could have run, and another
-            process had the processor; ``voluntary_switches`` and ``involuntary_switches``; ``steal_seconds``: in which
-            the hypervisor had a processor of this host; ``frequency_hertz``: of the processors it may use, on average.
+            process had the processor; ``steal_seconds``: in which the hypervisor had a processor of this host;
+            ``frequency_hertz``: of the processors it may use, on average.
         """
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        values: dict[str, float] = {
-            "cpu_seconds": round(time.process_time(), 4),
-            "voluntary_switches": usage.ru_nvcsw,
-            "involuntary_switches": usage.ru_nivcsw,
-        }
+        values: dict[str, float] = {"cpu_seconds": round(time.process_time(), 4)}
         with contextlib.suppress(OSError, ValueError, IndexError):
             values["run_delay_seconds"] = round(self._measure_delay() / 1e9, 4)
         with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/stat", encoding="ascii") as file:

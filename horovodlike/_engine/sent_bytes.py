@@ -31,11 +31,14 @@ def measure() -> list[tuple[str, str, int, float]]:
         with contextlib.suppress(OSError):  # it has been closed, or is no connection
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as connected:
+            connected = socket.socket(fileno=int(name))
+            try:
                 if connected.family not in (socket.AF_INET, socket.AF_INET6) or connected.type != socket.SOCK_STREAM:
                     continue
                 here, there = connected.getsockname()[0], connected.getpeername()[0]
                 info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            finally:
+                connected.detach()  # it is another's; a copy would be one more descriptor that a fork inherits
             if len(info) == _INFO.size and here != there:
                 num_bytes, busy, unread = _INFO.unpack(info)
                 found.setdefault((here, there), []).append((num_bytes, max(0, busy - unread)))

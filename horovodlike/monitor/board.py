@@ -28,7 +28,7 @@ _EVENTS = 200
 _LONGEST_EVENT = 8192
 _TAIL_BYTES = 4096
 _MOST_TAILS = 4096
-_EVENT_KINDS = ("launcher", "elastic", "straggler", "warning", "stall", "end")
+_EVENT_KINDS = ("launcher", "elastic", "slow", "warning", "stall", "end")
 _OWN_LINES = ("horovodlike warning:", "horovodlike error:")
 _RATES = ("bytes", "batches", "requests", "steps", "samples")
 _PARTS = ("waiting", "communicating", "computing")
@@ -237,7 +237,7 @@ class Board:
         """Note what has happened; not again what the launcher then also prints.
 
         Args:
-            kind: ``launcher``, ``elastic``, ``straggler``, ``warning``, ``stall`` or ``end``.
+            kind: ``launcher``, ``elastic``, ``slow``, ``warning``, ``stall`` or ``end``.
             text: What has happened.
         """
         with self._lock:
@@ -260,9 +260,9 @@ class Board:
             live = [state for state in self._ranks.values() if now - state.heard_at < SILENT_S]
             for rank, state in self._ranks.items():
                 state.note(late.get(rank, 0.0))
+            self._look_for_slow_ranks(now)
             if not live:
                 return
-            self._look_for_slow_ranks(now)
             point: dict[str, Any] = {"time": round(now, 1), "ranks": len(live)}
             for name in _PARTS:
                 point[name] = round(sum(state.parts.get(name, 0.0) for state in live) / len(live), 4)
@@ -285,7 +285,7 @@ class Board:
             {rank: state.connections for rank, state in live.items()},
         )
         for text in changes:
-            self._add("straggler", text)
+            self._add("slow", text)
             self.announce(text)
 
     def snapshot(self, with_history: bool = False) -> dict[str, Any]:
@@ -346,6 +346,7 @@ class Board:
         """Note that the job has ended."""
         with self._lock:
             self._ended = True
+            self._slow = SlowRanks()
             self._add("end", text)
 
 

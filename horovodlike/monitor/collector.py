@@ -48,7 +48,7 @@ _NUMBERS = {
     ),
     "process": (
         *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),
-        *("voluntary_switches", "involuntary_switches", "gpu_bytes", "gpu_reserved_bytes"),
+        *("gpu_bytes", "gpu_reserved_bytes"),
     ),
 }
 

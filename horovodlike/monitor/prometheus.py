@@ -69,7 +69,7 @@ def _parts(state: Mapping[str, Any]) -> _Samples:
             yield (("rank", str(each["rank"])), ("part", part)), value
 
 
-def _stragglers(state: Mapping[str, Any]) -> _Samples:
+def _slow_ranks(state: Mapping[str, Any]) -> _Samples:
     found = {(rank, each["kind"]) for each in state["slow"] for rank in each["ranks"]}
     for each in state["ranks"]:
         for kind in KINDS:
@@ -154,7 +154,7 @@ FAMILIES = (
         "Time in which the rank waited for collectives and did nothing else.",
         _since_start("blocked_seconds"),
     ),
-    Family("straggler", "gauge", "", "1 where the verdict on a rank is this kind of slowness.", _stragglers),
+    Family("slow_rank", "gauge", "", "1 where the verdict on a rank is this kind of slowness.", _slow_ranks),
     Family(
         "slower_ratio",
         "gauge",

@@ -127,6 +127,8 @@ class SlowRanks:
             sent: The connections of each rank.
         """
         if samples.keys() != self._before.keys():
+            left = {*samples, *hosts.values()} if len(samples) > 1 else set[object]()
+            self.verdicts = {key: each for key, each in self.verdicts.items() if key in left}
             self._begin(samples, hosts, sent)
             self._points.clear()
             self._steps.clear()

@@ -157,7 +157,7 @@ def test_networks_that_are_alike_are_not_named(
     url, deadline = url_of(job), time.monotonic() + LIMIT_S / 2
     while time.monotonic() < deadline:
         state = json.loads(read(hosts.launcher, url, "/api/state"))
-        assert state["event_counts"]["straggler"] == 0, state["events"]
+        assert state["event_counts"]["slow"] == 0, state["events"]
         time.sleep(1.0)
     assert state["ranks"][0]["counters"]["steps"] > 10
     (tmp_path / "stop").touch()

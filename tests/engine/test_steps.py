@@ -56,7 +56,7 @@ def _blocked(late_rank: int) -> tuple[float, int]:
     before = hvd.metrics()
     for _ in range(5):
         if hvd.rank() == late_rank:
-            time.sleep(0.05)  # this is what is measured
+            time.sleep(0.2)  # this is what is measured
         hvd.allreduce(np.ones(4, np.float32), name="x")
         hvd.step()
     after = hvd.metrics()
@@ -66,8 +66,8 @@ def _blocked(late_rank: int) -> tuple[float, int]:
 def test_ranks_know_how_long_they_were_blocked(ranks: Callable[[int], RankPool]) -> None:
     results = ranks(3).run(_blocked, 1)
     assert [steps for _, steps in results] == [5, 5, 5]
-    assert min(results[0][0], results[2][0]) > 0.15
-    assert results[1][0] < min(results[0][0], results[2][0]) - 0.05
+    assert min(results[0][0], results[2][0]) > 0.6
+    assert results[1][0] < min(results[0][0], results[2][0]) / 2
 
 
 def test_the_processor_time_of_this_process() -> None:
@@ -82,7 +82,6 @@ def test_the_processor_time_of_this_process() -> None:
     thread.join()
     after = watched.measure()
     assert all(after[name] >= value for name, value in before.items() if name != "frequency_hertz")
-    assert after["voluntary_switches"] > before["voluntary_switches"]
     assert before.keys() == after.keys()
 
 
@@ -93,7 +92,7 @@ def test_kernels_that_tell_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "open", missing, raising=False)
     monkeypatch.setattr(processor.Path, "read_text", missing)
     found = processor.Processor().measure()
-    assert found.keys() == {"cpu_seconds", "voluntary_switches", "involuntary_switches"}
+    assert found.keys() == {"cpu_seconds"}
 
 
 def test_the_bytes_that_connections_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from monitors import about
 
 from horovodlike.monitor import board as module
-from horovodlike.monitor.board import HISTORY, RANK_HISTORY, Board
+from horovodlike.monitor.board import HISTORY, RANK_HISTORY, SILENT_S, Board
 from horovodlike.monitor.collector import _read_about, read_report
 from horovodlike.monitor.delays import Delays
 from horovodlike.monitor.prometheus import render
@@ -120,6 +120,23 @@ def test_no_rank_is_the_straggler_without_a_reason() -> None:
         assert quiet.board.snapshot()["straggler"] is None
 
 
+@pytest.mark.parametrize("end", ["rank", "job"])
+def test_nothing_is_said_of_a_slow_rank_that_has_gone(end: str) -> None:
+    job, heard = Job(3), []
+    job.board.announce = heard.append
+    for _ in range(WINDOW + 2):
+        job.second({1: 0.06}, process=lambda rank: {"cpu_seconds": job.now / 2, "run_delay_seconds": 7.0})
+    assert [each["ranks"] for each in job.board.snapshot()["slow"]] == [[1]]
+    if end == "job":
+        job.board.end("it has ended")
+    else:
+        for _ in range(int(SILENT_S) + 1):
+            job.second({}, silent={1})
+    assert job.board.snapshot()["slow"] == []
+    assert 'horovodlike_slow_rank{rank="1",kind="input"} 0' in render(job.board.snapshot())
+    assert len(heard) == 1
+
+
 def test_a_slow_rank_is_announced_when_it_begins_and_when_it_ends() -> None:
     job, heard = Job(3), []
     job.board.announce = heard.append
@@ -129,14 +146,14 @@ def test_a_slow_rank_is_announced_when_it_begins_and_when_it_ends() -> None:
     assert (slow["ranks"], slow["kind"]) == ([1], "input")
     assert [each["slower"] > 0.2 for each in job.board.snapshot()["ranks"]] == [False, True, False]
     text = render(job.board.snapshot())
-    assert 'horovodlike_straggler{rank="1",kind="input"} 1' in text
-    assert text.count("horovodlike_straggler{") == 12 and text.count("} 1\n") < text.count("} 0\n")
+    assert 'horovodlike_slow_rank{rank="1",kind="input"} 1' in text
+    assert text.count("horovodlike_slow_rank{") == 12 and text.count("} 1\n") < text.count("} 0\n")
     for _ in range(WINDOW):
         job.second({}, process=lambda rank: {"cpu_seconds": job.now / 2, "run_delay_seconds": 7.0})
     assert job.board.snapshot()["slow"] == []
     begin, end = heard
     assert begin.startswith("rank 1 is ") and end == "rank 1 is not slower than the others any more"
-    assert [each["text"] for each in job.board.snapshot()["events"] if each["kind"] == "straggler"] == heard
+    assert [each["text"] for each in job.board.snapshot()["events"] if each["kind"] == "slow"] == heard
     assert job.board.take_hello(about(0, 2, generation=2))
     assert job.board.snapshot()["slow"] == []
 

@@ -29,8 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """With `pytest -n 3 --dist loadgroup`, have one worker make what several tests share.
 
-    These are pools of ranks, wheels, a Ray cluster and sessions of Spark. The mark `xdist_group` would say the same,
-    but xdist 3.8 ignores it under pytest 9.2.
+    These are pools of ranks, wheels, the site, a Ray cluster and sessions of Spark. The mark `xdist_group` would say
+    the same, but xdist 3.8 ignores it under pytest 9.2.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 return "spark"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
-                shares = re.search("tests/(cluster|packaging)/", nodeid)
+                shares = re.search("tests/(cluster|packaging)/|/test_(site|error_messages|straggler_cases)", nodeid)
                 return nodeid.partition("::")[0] if shares else nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
             return f"{framework[1]} on {size[1] if size else 2} ranks"

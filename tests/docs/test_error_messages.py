@@ -8,8 +8,6 @@ import messages
 import pytest
 from messages import Message
 
-pytestmark = pytest.mark.xdist_group("messages")  # so that the sources are read once
-
 
 @pytest.fixture(scope="module")
 def found() -> tuple[Message, ...]:

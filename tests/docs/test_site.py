@@ -22,7 +22,6 @@ import pytest
 from support.browser import browser
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("site")  # all that read the site, which takes half a minute to build
 
 
 class Page(HTMLParser):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from monitors import state_of, wait_for
 
-pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("stragglers")]
+pytestmark = pytest.mark.thorough
 
 PROCESSORS = sorted(os.sched_getaffinity(0))
 WATCHED_S = 30.0

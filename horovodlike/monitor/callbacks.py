@@ -9,11 +9,12 @@ import traceback
 from collections.abc import Callable
 
 from horovodlike import basics
-from horovodlike._engine.metrics import metrics
+from horovodlike._engine.metrics import Metrics, metrics
 
 __all__ = ["on_metrics"]
 
 _FAREWELL_S = 2.0
+_RATES = ("bytes", "requests", "batches", "steps", "samples")
 
 
 def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 10.0) -> None:
@@ -64,15 +65,12 @@ class _Callback(threading.Thread):
     def _measure(self) -> dict[str, float]:
         before, now, at = self._before, metrics(), time.monotonic()
         elapsed, self._before, self._at = at - self._at, now, at
-        values: dict[str, float] = {name: value for name, value in now.items() if isinstance(value, int | float)}
-        values["bytes_per_second"] = (now["bytes"] - before["bytes"]) / elapsed
-        values["requests_per_second"] = (now["requests"] - before["requests"]) / elapsed
-        values["batches_per_second"] = (now["batches"] - before["batches"]) / elapsed
-        values["steps_per_second"] = (now["steps"] - before["steps"]) / elapsed
-        values["samples_per_second"] = (now["samples"] - before["samples"]) / elapsed
+        earlier, values = _numbers(before), _numbers(now)
+        for name in _RATES:
+            values[f"{name}_per_second"] = (values[name] - earlier[name]) / elapsed
         waits = [
-            after["seconds_waited_for"] - earlier["seconds_waited_for"]
-            for earlier, after in zip(before["stragglers"], now["stragglers"], strict=False)
+            after["seconds_waited_for"] - former["seconds_waited_for"]
+            for former, after in zip(before["stragglers"], now["stragglers"], strict=False)
         ]
         if waits and max(waits) > 0:
             values["straggler_rank"] = waits.index(max(waits))
@@ -81,6 +79,10 @@ class _Callback(threading.Thread):
         for each in reporter.slow_ranks() if reporter is not None else ():
             values[f"slow_{each['kind']}_rank"] = each["ranks"][0]
         return values
+
+
+def _numbers(counters: Metrics) -> dict[str, float]:
+    return {name: value for name, value in counters.items() if isinstance(value, int | float)}
 
 
 def _end() -> None:

@@ -250,7 +250,7 @@ FAMILIES = (
         "events",
         "counter",
         "",
-        "Events by kind: launcher, elastic, straggler, warning, stall, end.",
+        "Events by kind: launcher, elastic, slow, warning, stall, end.",
         lambda state: (((("kind", kind),), count) for kind, count in state["event_counts"].items()),
     ),
 )

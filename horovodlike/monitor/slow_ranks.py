@@ -129,7 +129,7 @@ class SlowRanks:
         if samples.keys() != self._before.keys():
             left = {*samples, *hosts.values()} if len(samples) > 1 else set[object]()
             self.verdicts = {key: each for key, each in self.verdicts.items() if key in left}
-            self._begin(samples, hosts, sent)
+            self._begin(samples, hosts, _between_hosts(hosts, sent))
             self._points.clear()
             self._steps.clear()
             self._rates.clear()
@@ -138,12 +138,18 @@ class SlowRanks:
             return []
         self._points.append(_measures(self._before, samples))
         self._steps.append(min(each.steps for each in self._before.values()))
-        self._rates.append(_differences(self._sent, _between_hosts(hosts, sent)))
-        self._begin(samples, hosts, sent)
+        between = _between_hosts(hosts, sent)
+        self._rates.append(_differences(self._sent, between))
+        self._begin(samples, hosts, between)
         return self._judge() if len(self._points) >= _LAST else []
 
-    def _begin(self, samples: Mapping[int, Sample], hosts: Mapping[int, str], sent: Mapping[int, Connections]) -> None:
-        self._before, self._hosts, self._sent = dict(samples), dict(hosts), _between_hosts(hosts, sent)
+    def _begin(
+        self,
+        samples: Mapping[int, Sample],
+        hosts: Mapping[int, str],
+        between: dict[tuple[str, str], tuple[float, float]],
+    ) -> None:
+        self._before, self._hosts, self._sent = dict(samples), dict(hosts), between
 
     def _is_complete(self, samples: Mapping[int, Sample]) -> bool:
         """Return whether enough time and enough steps have passed for a point."""

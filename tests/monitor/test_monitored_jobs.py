@@ -273,8 +273,12 @@ def test_the_token_can_be_chosen(watched: Callable[..., Any], tmp_path: Path) ->
     path = tmp_path / "token"
     path.write_text("ab" * 32)
     path.chmod(0o600)
-    job, url = watched("-np", 1, "sleep", 100, env={"HOROVODLIKE_MONITOR_TOKEN_FILE": str(path)})
+    command = "-np", 1, "sh", "-c", "echo ready >&2; exec sleep 100"
+    job, url = watched(*command, env={"HOROVODLIKE_MONITOR_TOKEN_FILE": str(path)})
     assert url.endswith("token=" + "ab" * 32)
+    job.expect_error(
+        r"\[0\]<stderr>: (ready)"
+    )  # a signal before that ends hvdrun at once, and the agent a moment later
     job.signal(signal.SIGTERM)
     job.finish()
 

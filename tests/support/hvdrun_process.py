@@ -122,7 +122,8 @@ class Launch:
         """Wait until the launcher has exited, and check that no process is left."""
         out, _ = self.process.communicate(timeout=seconds)
         took = time.monotonic() - self._started
-        assert marked(self.mark) == {}
+        left = marked(self.mark)
+        assert left == {}, left
         return Ended(self.process.returncode, self._out + (out or b""), self._errors(), took)
 
     def wait_gone(self, seconds: float) -> None:

@@ -313,7 +313,7 @@ typedef struct hvl_counters {
   int64_t execution_ns;       /* sum over all batches */
   int64_t waiting_ns;         /* in which a request waited and no batch was executed, up to now */
   int64_t communicating_ns;   /* in which a batch was executed, up to now */
-  int64_t peer_wait_ns;       /* the part of it spent waiting for other ranks, or for copies from the GPU */
+  int64_t peer_wait_ns;       /* the part of execution_ns spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
   int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
 } hvl_counters;

@@ -169,7 +169,8 @@ def _toctrees(index: str) -> str:
         if listed:
             title, *_ = section.splitlines()
             names = [*(f"{text} <{name}>" for text, name in listed), *(["api/index"] if title == "Reference" else [])]
-            trees.append("\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *names, "```", ""]))
+            head = ["", "```{toctree}", ":hidden:", ":titlesonly:", f":caption: {title}", ""]
+            trees.append("\n".join([*head, *names, "```", ""]))
     return "".join(trees)
 
 

@@ -24,7 +24,8 @@ EXAMPLES = ROOT / "examples" / "ray"
 def test_the_page_about_ray_runs(cluster, tmp_path):
     page = (ROOT / "docs" / "users" / "ray.md").read_text()
     script = tmp_path / "train.py"
-    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
+    watchdog = "import faulthandler\nfaulthandler.dump_traceback_later(200, exit=True)\n"  # if it hangs, it says where
+    script.write_text(watchdog + "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
     done = subprocess.run(
         [sys.executable, "-P", script],
         cwd=tmp_path,

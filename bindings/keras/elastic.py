@@ -141,7 +141,7 @@ class KerasState(ObjectState):
         Raises:
             HorovodInternalError: The job is broken, or the variables of the ranks' models do not match.
         """
-        broadcast_variables(self._shared_variables(), self.elect_root())
+        broadcast_variables(self._shared_variables(), self._elect_root())
         super().sync()
 
     def reset(self) -> None:
@@ -155,14 +155,14 @@ class KerasState(ObjectState):
         if gradients.options.process_set is not global_process_set:  # its id and members are part of compiled functions
             self.model.train_function = self.model.test_function = self.model.predict_function = None
 
-    def saved_to_bytes(self) -> bytes:
+    def _saved_to_bytes(self) -> bytes:
         """Return a pickle of the state that was saved last."""
-        return dumps((super().saved_to_bytes(), self._saved_values))
+        return dumps((super()._saved_to_bytes(), self._saved_values))
 
-    def saved_from_bytes(self, saved: bytes) -> None:
-        """Replace the saved state by one that `saved_to_bytes` returned."""
+    def _saved_from_bytes(self, saved: bytes) -> None:
+        """Replace the saved state by one that `_saved_to_bytes` returned."""
         objects, self._saved_values = pickle.loads(saved)
-        super().saved_from_bytes(objects)
+        super()._saved_from_bytes(objects)
 
 
 class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):

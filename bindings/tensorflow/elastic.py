@@ -120,7 +120,7 @@ class TensorFlowState(ObjectState):
             HorovodInternalError: The job is broken.
             tf.errors.OpError: The ranks' variables do not match, for instance in shape.
         """
-        root = self.elect_root()
+        root = self._elect_root()
         if self.session is None:
             with translated():
                 broadcast_variables(self.variables, root)
@@ -130,14 +130,14 @@ class TensorFlowState(ObjectState):
             )
         super().sync()
 
-    def saved_to_bytes(self) -> bytes:
+    def _saved_to_bytes(self) -> bytes:
         """Return a pickle of the state that was saved last."""
-        return dumps((super().saved_to_bytes(), self._saved_values))
+        return dumps((super()._saved_to_bytes(), self._saved_values))
 
-    def saved_from_bytes(self, saved: bytes) -> None:
-        """Replace the saved state by one that `saved_to_bytes` returned."""
+    def _saved_from_bytes(self, saved: bytes) -> None:
+        """Replace the saved state by one that `_saved_to_bytes` returned."""
         objects, self._saved_values = pickle.loads(saved)
-        super().saved_from_bytes(objects)
+        super()._saved_from_bytes(objects)
 
 
 def __getattr__(name: str) -> Any:

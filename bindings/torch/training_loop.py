@@ -243,8 +243,8 @@ class Engine:
             if not self._commits:
                 broadcast_parameters(self.model.state_dict(), 0)
                 broadcast_optimizer_state(self.optimizer, 0)
-            elif not state.commits:
-                state.resume()
+            elif not state._commits:
+                state._resume()
             state.sync()
             self._train(state, source, epochs)
 

@@ -43,7 +43,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         worker = driver_client.current()
         # Without a driver, a commit outlives the job only on disk.
-        is_expected = worker is not None or state.is_persistent
+        is_expected = worker is not None or state._is_persistent
         with preemption().expected() if is_expected else contextlib.nullcontext():
             if worker is not None:
                 worker.begin()
@@ -95,7 +95,7 @@ def _train(
                 raise  # a mistake of the script: it would happen again and again
             if worker is None:
                 raise _explain(error) from error
-            mismatch = (state.commits, str(error)) if isinstance(error, MismatchError) else None
+            mismatch = (state._commits, str(error)) if isinstance(error, MismatchError) else None
             if mismatch is not None and mismatch == last_mismatch:
                 raise  # a mistake of the script: it would happen again and again
             last_mismatch = mismatch
@@ -112,17 +112,17 @@ def _train(
 
 def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     """Bring all ranks to one state: if any rank needs to synchronise, all of them do."""
-    needs_sync, has_commits = agree_to_start(needs_sync, state.commits)
+    needs_sync, has_commits = agree_to_start(needs_sync, state._commits)
     if not is_first:
         state.on_reset()
     if not has_commits:
-        state.resume()
+        state._resume()
     if needs_sync:
-        basics.reach_fault_point("sync", state.commits)
+        basics.reach_fault_point("sync", state._commits)
         state.sync()
     if has_commits:
-        state.write_commit()
-    basics.reach_fault_point("step", state.commits)
+        state._write_commit()
+    basics.reach_fault_point("step", state._commits)
 
 
 def _explain(error: HorovodInternalError) -> HorovodInternalError:

@@ -24,26 +24,28 @@ _ADDED = 2
 
 _MOST_RANKS = 1 << 24
 
+# Horovod's states have no method of these names, and nothing here calls it by name.
+_MAY_BE_HIDDEN = ("persist",)
+
 
 class State:
     """A state that is saved at each commit, restored to the last commit when the job breaks, and sent to new ranks.
 
     A subclass implements :meth:`save`, :meth:`restore` and :meth:`sync`, and may adapt other things to the number of
-    ranks in :meth:`reset`. The thread that trains calls all of these.
+    ranks in :meth:`reset`. The thread that trains calls all of these. Apart from Horovod's methods and :meth:`persist`,
+    all attributes of the state itself are private, so that a script may use any other name.
 
     Args:
         bcast_object: ``bcast_object(obj, root_rank=0, name=None)``, which returns the root's object on all ranks.
         get_rank: Returns this process's rank.
-
-    Attributes:
-        commits: How many commits this state has seen, on this rank or on the ranks that it was taken from. A subclass
-            saves and restores the number with the rest, and takes the root's in :meth:`sync`.
     """
 
-    commits: int
+    # How many commits this state has seen, on this rank or on the ranks that it was taken from. A subclass saves and
+    # restores the number with the rest, and takes the root's in sync().
+    _commits: int
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
-        self.commits = 0
+        self._commits = 0
         self._bcast_object = bcast_object
         self._get_rank = get_rank
         self._reset_callbacks: list[Callable[[], Any]] = []
@@ -85,13 +87,13 @@ class State:
             SystemExit: This worker has been asked to leave (status 0); or any rank of a job without a driver (143).
             OSError: On rank 0: the state cannot be written to disk.
         """
-        self.commits += 1
+        self._commits += 1
         self.save()
-        if self._file is not None and self._file.is_due(self.commits):
-            self.write_commit()
+        if self._file is not None and self._file.is_due(self._commits):
+            self._write_commit()
         basics.reach_fault_point("commit")
         self.check_host_updates()
-        basics.reach_fault_point("step", self.commits)
+        basics.reach_fault_point("step", self._commits)
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members as :meth:`commit` does, but without saving the state."""
@@ -101,7 +103,7 @@ class State:
             worker.commits += 1
         if agreed.goes_on:
             return
-        self.write_commit()  # in case all ranks have been asked to leave
+        self._write_commit()  # in case all ranks have been asked to leave
         if agreed.leaves:
             if worker is None:
                 _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
@@ -111,13 +113,13 @@ class State:
             worker.leave()
         raise HostsUpdatedInterrupt(skip_sync=not agreed.adds)
 
-    def elect_root(self) -> int:
+    def _elect_root(self) -> int:
         """Return the rank whose state the others take: the lowest of those with the most commits. Collective.
 
         Raises:
             HorovodInternalError: The job is broken.
         """
-        return _elect(self.commits)[1]
+        return _elect(self._commits)[1]
 
     def persist(self, path: str, every: int = 1) -> None:
         """Write commits to disk as well, so that a new job can continue after all processes of this one have died.
@@ -140,11 +142,11 @@ class State:
         self._file = StateFile(path, every)
 
     @property
-    def is_persistent(self) -> bool:
+    def _is_persistent(self) -> bool:
         """Whether commits are written to disk as well."""
         return self._file is not None
 
-    def write_commit(self) -> None:
+    def _write_commit(self) -> None:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
 
         :func:`run` calls it before it calls the training function again: what a generation begins with is on disk.
@@ -153,10 +155,10 @@ class State:
             OSError: The state cannot be written.
         """
         file = self._file
-        if file is not None and self._get_rank() == 0 and file.written != self.commits:
-            file.write(self.commits, self.saved_to_bytes())
+        if file is not None and self._get_rank() == 0 and file.written != self._commits:
+            file.write(self._commits, self._saved_to_bytes())
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         """Take the state from disk if a rank has a file. Collective; :func:`run` calls it if no rank has seen a commit.
 
         Afterwards the rank that has read the file has the most commits, so that :meth:`sync` takes its state.
@@ -168,8 +170,8 @@ class State:
         commits, reader = _elect(here)
         if commits and basics.rank() == reader:
             assert self._file is not None
-            self.commits, saved = self._file.read()
-            self.saved_from_bytes(saved)
+            self._commits, saved = self._file.read()
+            self._saved_from_bytes(saved)
             self.restore()
 
     def save(self) -> None:
@@ -181,19 +183,19 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take the state of the rank that :meth:`elect_root` returns, and save it. Collective."""
+        """Take the state of the rank that :meth:`_elect_root` returns, and save it. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
         """Adapt to another number of ranks, before :meth:`sync`."""
 
-    def saved_to_bytes(self) -> bytes:
+    def _saved_to_bytes(self) -> bytes:
         """Return the copies that :meth:`save` has made, for :meth:`persist`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be persisted: it has no saved_to_bytes()")
+        raise NotImplementedError(f"{type(self).__name__} cannot be persisted: it has no _saved_to_bytes()")
 
-    def saved_from_bytes(self, saved: bytes) -> None:
+    def _saved_from_bytes(self, saved: bytes) -> None:
         """Replace the copies that :meth:`save` has made, so that :meth:`restore` goes back to ``saved``."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be resumed: it has no saved_from_bytes()")
+        raise NotImplementedError(f"{type(self).__name__} cannot be resumed: it has no _saved_from_bytes()")
 
 
 def check_results() -> None:
@@ -224,10 +226,11 @@ class ObjectState(State):
     Args:
         bcast_object: As for :class:`State`; horovodlike's own if None.
         get_rank: As for :class:`State`; horovodlike's own if None.
-        **kwargs: The attributes. Others that are set later are not part of the state.
+        **kwargs: The attributes. Others that are set later are not part of the state. One that is called ``persist``
+            hides the method, which is ``ObjectState.persist(state, path)`` then.
 
     Raises:
-        ValueError: A name is already an attribute of the class.
+        ValueError: A name is that of another method, or is private.
     """
 
     def __init__(
@@ -240,7 +243,7 @@ class ObjectState(State):
         self._names: tuple[str, ...] = ()
         self._saved: dict[str, Any] = {}
         for name in kwargs:
-            if hasattr(self, name):
+            if hasattr(self, name) and name not in _MAY_BE_HIDDEN:
                 raise ValueError(f"an attribute of {type(self).__name__} cannot be called {name!r}: it has one already")
         self._names = tuple(kwargs)
         self._take(kwargs)
@@ -254,25 +257,25 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self) -> None:
-        self._saved = copy.deepcopy({"commits": self.commits, "values": self._values()})
+        self._saved = copy.deepcopy({"commits": self._commits, "values": self._values()})
 
     def restore(self) -> None:
         saved = copy.deepcopy(self._saved)
-        self.commits = saved["commits"]
+        self._commits = saved["commits"]
         self._take(saved["values"])
 
     def sync(self) -> None:
-        root = self.elect_root()
-        mine = {"commits": self.commits, "values": self._values()} if basics.rank() == root else None
+        root = self._elect_root()
+        mine = {"commits": self._commits, "values": self._values()} if basics.rank() == root else None
         roots = self._bcast_object(mine, root_rank=root, name="horovodlike.elastic.state")
-        self.commits = roots["commits"]
+        self._commits = roots["commits"]
         self._take(roots["values"])
         self.save()
 
-    def saved_to_bytes(self) -> bytes:
+    def _saved_to_bytes(self) -> bytes:
         """Return a pickle of the attributes that were saved last."""
         return dumps(self._saved)
 
-    def saved_from_bytes(self, saved: bytes) -> None:
+    def _saved_from_bytes(self, saved: bytes) -> None:
         """Replace the attributes that were saved last by those of the pickle."""
         self._saved = pickle.loads(saved)

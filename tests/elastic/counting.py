@@ -88,7 +88,7 @@ def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0, generat
         nonlocal committed
         begins.append((state.step, basics.size()))
         assert state.step >= committed, f"{committed} steps were committed, and only {state.step} are left"
-        assert state.commits == state.step
+        assert state._commits == state.step
         may_end = size in (0, basics.size()) and int(os.environ["HOROVODLIKE_GENERATION"]) >= generation
         state.last = max(steps, state.step + 5) if size else steps
         while state.step < state.last or not may_end:

@@ -52,7 +52,7 @@ class Diary:
 
 def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> None:
     place = {"generation": int(os.environ.get("HOROVODLIKE_GENERATION", "1")), "rank": hvd.rank(), "size": hvd.size()}
-    diary.write("begin", **place, step=state.step, commits=state.commits)
+    diary.write("begin", **place, step=state.step, commits=state._commits)
     padding = np.ones(arguments.padding, np.float32)
     training = state.training
     while state.training == training < arguments.trainings:

@@ -49,7 +49,7 @@ def train(
                 state.parameters = 0.9 * state.parameters + counts[:3]
                 sizes.append(basics.size())
                 state.commit()
-                tell(state.commits)
+                tell(state._commits)
             assert set(state.counts) == {state.epoch + 1}
             state.epoch += 1
             state.is_done = state.epoch >= EPOCHS and basics.size() == (size or basics.size())

@@ -107,7 +107,7 @@ def train_and_persist(path: str, every: int, crash_at: int | None) -> list[objec
 
     @elastic.run
     def loop(state):
-        begun_at.append((state.step, state.commits))
+        begun_at.append((state.step, state._commits))
         while state.step < 12:
             if state.step == crash_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -147,7 +147,7 @@ def train_and_look_at_the_file(path: str) -> list[tuple[int, int]]:
     @elastic.run
     def loop(state):
         if basics.rank() == 0:
-            begun_at.append((state.commits, StateFile(path).commits()))
+            begun_at.append((state._commits, StateFile(path).commits()))
         while state.step < 6:
             if state.step == 4 and driver_client.current().number == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

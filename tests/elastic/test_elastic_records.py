@@ -38,7 +38,7 @@ def _train(folder: str, size: int) -> tuple[list[int], list[int]]:
                 state.data.record()
                 sizes.append(basics.size())
                 state.commit()
-                tell(state.commits)
+                tell(state._commits)
             assert set(state.counts) == {state.epoch + 1}
             state.epoch += 1
             state.is_done = state.epoch >= 2 and basics.size() == size

@@ -9,14 +9,14 @@ from horovodlike import elastic
 
 def test_saved_values_are_copies_that_later_changes_do_not_reach():
     state = elastic.ObjectState(step=1, seen=[1, 2], nested={"a": [1]})
-    state.commits = 3
+    state._commits = 3
     state.save()
     state.seen.append(3)
     state.nested["a"].append(2)
     state.step = 5
-    state.commits = 4
+    state._commits = 4
     state.restore()
-    assert (state.step, state.seen, state.nested, state.commits) == (1, [1, 2], {"a": [1]}, 3)
+    assert (state.step, state.seen, state.nested, state._commits) == (1, [1, 2], {"a": [1]}, 3)
     state.seen.append(4)  # nor are they reached after that
     state.restore()
     assert state.seen == [1, 2]
@@ -30,7 +30,7 @@ def test_what_two_attributes_share_they_share_after_restoring():
     assert state.b == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["commits", "save", "persist", "_saved"])
+@pytest.mark.parametrize("name", ["commit", "save", "register_reset_callbacks", "_saved"])
 def test_an_attribute_cannot_hide_one_of_the_states_own(name):
     with pytest.raises(ValueError, match=f"cannot be called '{name}'"):
         elastic.ObjectState(**{name: 1})
@@ -72,7 +72,7 @@ def _run_without_driver() -> tuple[object, ...]:
     @elastic.run
     def loop(state, first, second):
         """Trains."""
-        calls.append((state.step, state.commits))
+        calls.append((state.step, state._commits))
         state.step += 1
         state.commit()
         return first + second + state.step
@@ -127,7 +127,7 @@ def _check_without_commit() -> tuple[int, int]:
             state.step = 7
             state.on_hosts_updated(0, 1)
             state.check_host_updates()
-        return state.step, state.commits
+        return state.step, state._commits
 
     return loop(elastic.ObjectState(step=0))
 
@@ -142,10 +142,10 @@ def _elect() -> list[int]:
     state = elastic.ObjectState(value=basics.rank())
     found = []
     for commits in ([0, 0, 0], [2, 2, 3], [4, 5, 5]):
-        state.commits = commits[basics.rank()]
-        found.append(state.elect_root())
+        state._commits = commits[basics.rank()]
+        found.append(state._elect_root())
     state.sync()
-    return [*found, state.value, state.commits]
+    return [*found, state.value, state._commits]
 
 
 def test_the_root_is_the_lowest_of_the_ranks_with_the_most_commits(ranks):

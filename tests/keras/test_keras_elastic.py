@@ -63,7 +63,7 @@ def _saves_and_synchronizes():
     for _ in range(hvd.rank() + 1):
         state.model.weights[0].assign_add(np.ones((4, 3)))
         state.seen.append(hvd.rank())
-    state.commits = hvd.rank()
+    state._commits = hvd.rank()
     state.sync()
     assert state.seen == [1, 1]
     for value in objects.read([*model.weights, *objects.variables_of(model.optimizer)]):
@@ -80,10 +80,10 @@ def _saves_and_synchronizes():
     train()
     state.restore()
     assert _equal(_values(state), synced)
-    saved = state.saved_to_bytes()
+    saved = state._saved_to_bytes()
     train()
     state.save()
-    state.saved_from_bytes(saved)
+    state._saved_from_bytes(saved)
     state.restore()
     assert _equal(_values(state), synced) and state.seen == [1, 1]
     with pytest.raises(ValueError, match=r"build it, or call it once, before KerasState"):
@@ -106,8 +106,8 @@ def _persists(path):
     state.model.fit(*_data(2), batch_size=4, verbose=0)
     state.epoch = 1
     state.commit()
-    resumed.resume()
-    assert resumed.epoch == resumed.commits == 1
+    resumed._resume()
+    assert resumed.epoch == resumed._commits == 1
     assert _equal(_values(resumed), _values(state))
 
 
@@ -198,7 +198,7 @@ def _lives(victim, jobs, ranks_in):
         with pytest.raises(hvd.HorovodInternalError, match="fixed number of ranks"):
             train(state)
         state.restore()
-        assert state.commits == 1 and state.batch == 2
+        assert state._commits == 1 and state.batch == 2
     else:
         hvd.shutdown()
     seen = []

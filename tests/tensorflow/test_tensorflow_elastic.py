@@ -32,16 +32,16 @@ def _saves_and_synchronizes():
     assert state.epoch == 0 and state.seen == [] and state.variables[0] is variables[0]
     for _ in range(hvd.rank() + 1):
         change()
-    state.commits = hvd.rank()
+    state._commits = hvd.rank()
     state.sync()
     change()
     state.restore()
-    assert state.seen == [1, 1] and state.epoch == 2 and state.commits == 1
+    assert state.seen == [1, 1] and state.epoch == 2 and state._commits == 1
     assert variables[1].numpy() == (3 * 2 + 2) * 2 + 2, "those of rank 1"
-    saved = state.saved_to_bytes()
+    saved = state._saved_to_bytes()
     change()
     state.save()
-    state.saved_from_bytes(saved)
+    state._saved_from_bytes(saved)
     state.restore()
     assert state.seen == [1, 1] and variables[1].numpy() == 18
     with pytest.raises(ValueError, match=r"TensorFlowState\(variables=\[\.\.\.\]\)"):
@@ -63,9 +63,9 @@ def _persists(path):
     state.epoch = 1
     state.commit()
     resumed = make()
-    resumed.resume()
+    resumed._resume()
     resumed.sync()
-    assert resumed.variables[0].numpy().tolist() == [3.0, 4.0] and resumed.epoch == resumed.commits == 1
+    assert resumed.variables[0].numpy().tolist() == [3.0, 4.0] and resumed.epoch == resumed._commits == 1
 
 
 def test_a_state_resumes_from_disk(ranks, tmp_path):
@@ -87,7 +87,7 @@ def _in_a_session():
         assert session.run(variable).tolist() == [2.0, 3.0]
         for _ in range(hvd.rank() + 1):
             session.run(more)
-        state.commits = hvd.rank()
+        state._commits = hvd.rank()
         state.sync()
         assert session.run(variable).tolist() == [4.0, 5.0]
 

@@ -95,7 +95,7 @@ def _restores() -> None:
         assert _bits(state) != committed
         state.model.layer.weight.grad = torch.ones(2, 3)
         state.restore()
-        assert _bits(state) == committed and state.commits == 1
+        assert _bits(state) == committed and state._commits == 1
         assert all(parameter.grad is None for parameter in state.model.parameters())
     assert [id(tensor) for tensor in state.model.parameters()] == held
     # What came back is trained, and not the copy.
@@ -113,11 +113,11 @@ def _synchronizes(root: int) -> None:
     if hvd.rank() == root:
         for _ in range(3):  # only here the optimizer has state for each parameter
             _step(state)
-            state.commits += 1
+            state._commits += 1
     roots = hvd.broadcast_object(_bits(state), root)
     assert (_bits(state) == roots) == (hvd.rank() == root)
     state.sync()
-    assert _bits(state) == roots and state.commits == 3
+    assert _bits(state) == roots and state._commits == 3
     _step(state)
     assert _bits(state) != roots
     state.restore()
@@ -127,7 +127,7 @@ def _synchronizes(root: int) -> None:
     if hvd.rank() != root:
         _step(state)
     else:
-        state.commits = 1
+        state._commits = 1
     state.sync()
     assert state.optimizer.state_dict()["state"] == {} and state.losses == []
     assert len(set(hvd.allgather_object(repr(_bits(state))))) == 1
@@ -156,7 +156,7 @@ def _error_feedback(make_reducer) -> None:
         assert all(torch.equal(restored[kind][name], tensor) for name, tensor in committed[kind].items())
     if hvd.rank() == 1:
         reducer.load_state_dict({"steps": 0, "residuals": {}, "factors": {}})
-        state.commits = 0
+        state._commits = 0
     state.sync()
     synced = reducer.state_dict()
     assert synced["steps"] == 3 and synced["factors"].keys() == committed["factors"].keys()
@@ -176,9 +176,9 @@ def _persists(path: str) -> None:
     _step(state)
     state.commit()
     committed = _bits(state)
-    resumed.resume()
+    resumed._resume()
     resumed.sync()
-    assert _bits(resumed) == committed and resumed.commits == 1
+    assert _bits(resumed) == committed and resumed._commits == 1
 
 
 def test_a_state_resumes_from_disk(ranks, tmp_path):
@@ -207,16 +207,16 @@ def _assignments() -> None:
     state.other = "no part of the state"
     state.restore()
     assert state.history == [1] and state.other == "no part of the state"
-    saved = state.saved_to_bytes()
+    saved = state._saved_to_bytes()
     before = kept.weight.detach().clone()
     torch.nn.init.zeros_(kept.weight)
     state.history.append(3)
     state.save()
-    state.saved_from_bytes(saved)
+    state._saved_from_bytes(saved)
     state.restore()
     assert state.history == [1] and torch.equal(kept.weight, before)
     with pytest.raises(ValueError, match=r"with \['best'\] was persisted, and this one has \['model'\]"):
-        TorchState(torch.nn.Linear(1, 1)).saved_from_bytes(saved)
+        TorchState(torch.nn.Linear(1, 1))._saved_from_bytes(saved)
 
 
 def test_assigned_values_are_saved_at_once(ranks):
@@ -267,14 +267,14 @@ def _of_ones_own() -> None:
         set_handler_registry([(Text, TextHandler), *registry])
         text = Text(f"of rank {hvd.rank()}")
         state = TorchState(text=text)
-        state.commits = hvd.rank()
+        state._commits = hvd.rank()
         state.sync()
         assert state.text is text and text.words == f"of rank {hvd.size() - 1}"
         text.words = "changed"
         state.restore()
         assert text.words == f"of rank {hvd.size() - 1}"
         with pytest.raises(NotImplementedError, match=r"text cannot be persisted: TextHandler\.save"):
-            state.saved_to_bytes()
+            state._saved_to_bytes()
         with pytest.raises(TypeError, match="pairs of a type"):
             set_handler_registry([TextHandler])
     finally:

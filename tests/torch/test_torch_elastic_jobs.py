@@ -54,7 +54,7 @@ class Training:
         self.state.optimizer.zero_grad()
         self.state.step += 1
         if self.state.step % COMMITS_EVERY == 0:
-            self.state.commits += 1
+            self.state._commits += 1
             self.state.save()
 
 
@@ -128,7 +128,7 @@ def _grow_and_shrink(jobs: list[Generation], ranks_in: list[int | None]) -> list
             optimizer = hvd.DistributedOptimizer(adam, model.named_parameters(), compression=reducer)
             schedule = torch.optim.lr_scheduler.StepLR(adam, 2, 0.5)
             state = hvd.elastic.TorchState(model, optimizer, schedule=schedule, steps=0)
-            state.commits = 10 * (rank + 1) * (job is jobs[0])  # a new rank has none
+            state._commits = 10 * (rank + 1) * (job is jobs[0])  # a new rank has none
         else:
             state.on_reset()
         state.sync()
@@ -145,7 +145,7 @@ def _grow_and_shrink(jobs: list[Generation], ranks_in: list[int | None]) -> list
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=chosen).item() == 2
         hvd.barrier()
         state_of = optimizer.state_dict()["state"]
-        seen.append([state.steps, state.commits, len(state_of), float(state_of[0]["step"]), schedule.get_last_lr()[0]])
+        seen.append([state.steps, state._commits, len(state_of), float(state_of[0]["step"]), schedule.get_last_lr()[0]])
     return seen
 
 

@@ -383,7 +383,7 @@ class TorchState(ObjectState):
         Raises:
             HorovodInternalError: The job is broken, or the ranks' models have different parameters.
         """
-        root = self.elect_root()
+        root = self._elect_root()
         for name in sorted(self._handlers):
             self._handlers[name].sync(root)
         super().sync()
@@ -394,7 +394,7 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.reset()
 
-    def saved_to_bytes(self) -> bytes:
+    def _saved_to_bytes(self) -> bytes:
         """Return a pickle of all values that were saved last.
 
         Raises:
@@ -406,10 +406,10 @@ class TorchState(ObjectState):
                     f"{name} cannot be persisted: {type(handler).__name__}.save() has to keep its copy in `saved`"
                 )
         saved = {name: handler.saved for name, handler in self._handlers.items()}
-        return dumps((super().saved_to_bytes(), saved))
+        return dumps((super()._saved_to_bytes(), saved))
 
-    def saved_from_bytes(self, saved: bytes) -> None:
-        """Read a pickle that `saved_to_bytes` made.
+    def _saved_from_bytes(self, saved: bytes) -> None:
+        """Read a pickle that `_saved_to_bytes` made.
 
         Raises:
             ValueError: It is the pickle of a state whose values with handlers have other names.
@@ -420,7 +420,7 @@ class TorchState(ObjectState):
                 f"a state with {sorted(of_handlers)} was persisted, and this one has {sorted(self._handlers)}: "
                 "resume with the script that wrote it, or remove the file to begin anew"
             )
-        super().saved_from_bytes(objects)
+        super()._saved_from_bytes(objects)
         for name, handler in self._handlers.items():
             handler.saved = of_handlers[name]
 

@@ -1,0 +1,61 @@
+"""What elastic scripts of Horovod use: names of attributes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import horovodlike.elastic
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+HOROVODS_METHODS = (
+    *("check_host_updates", "commit", "on_hosts_updated", "on_reset", "register_reset_callbacks"),
+    *("reset", "restore", "save", "sync"),
+)
+STATES = """
+import horovod.torch as hvd, torch
+hvd.init()
+model = torch.nn.Linear(1, 1)
+names = ("host", "persist", "resume", "elect_root", "is_persistent", "write_commit", "saved_to_bytes", "file", "root")
+others = {name: index for index, name in enumerate(names)}
+state = hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), commits=0, **others)
+
+@hvd.elastic.run
+def train(state):
+    while state.commits < 3:
+        state.commits += 1
+        state.host += 10
+        state.commit()
+
+train(state)
+state.commits = state.host = state.persist = 99
+state.restore()
+print(state.commits, state.host, state.persist, *(getattr(state, name) for name in names[2:]))
+"""
+
+
+def test_names_that_a_script_chooses_are_free(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STATES)
+    done = run("-m", "horovodlike.compat", "train.py")
+    assert (done.returncode, done.stdout) == (0, "3 30 1 2 3 4 5 6 7 8\n"), done.stderr
+
+
+def test_the_names_of_a_state_are_horovods_and_persist() -> None:
+    public = {name for name in dir(horovodlike.elastic.ObjectState()) if not name.startswith("_")}
+    assert public == {*HOROVODS_METHODS, "persist"}
+
+
+def test_a_hidden_method_can_still_be_called(tmp_path: Path) -> None:
+    state = horovodlike.elastic.ObjectState(persist=1)
+    horovodlike.elastic.ObjectState.persist(state, str(tmp_path / "state"))
+    assert state.persist == 1 and state._is_persistent
+
+
+@pytest.mark.parametrize("name", HOROVODS_METHODS)
+def test_a_name_of_a_method_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"an attribute of ObjectState cannot be called '{name}': it has one already"):
+        horovodlike.elastic.ObjectState(**{name: 0})

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.addresses import find_this_machine
-from horovodlike.launcher.planning.command import interpreter_trouble
+from horovodlike.launcher.planning.command import NO_INTERPRETER, interpreter_trouble
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
 from horovodlike.launcher.schedulers.registry import names_of_this_machine
 
@@ -77,7 +77,7 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """A program that prints one host per line: ``host``, or ``host:slots``."""
+    """A program that prints one host per line: ``host``, or ``host:slots``. Without a ``#!`` line, a shell runs it."""
 
     def __init__(self, script: str, slots: int | None = None, seconds: float = 30.0) -> None:
         """Look for the program.
@@ -102,9 +102,9 @@ class HostDiscoveryScript(HostDiscovery):
         if not os.access(path, os.X_OK):
             raise UsageError(f"--host-discovery-script {script}: it is not executable; chmod +x {script}")
         trouble = interpreter_trouble(path)
-        if trouble:
+        if trouble not in ("", NO_INTERPRETER):
             raise UsageError(f"--host-discovery-script {script}: {trouble}; begin it with a line such as #!/bin/sh")
-        self._path = path
+        self._words = ["/bin/sh", path] if trouble else [path]
 
     def find(self) -> dict[str, int]:
         """Run the program.
@@ -117,7 +117,7 @@ class HostDiscoveryScript(HostDiscovery):
         if self._closed:
             raise DiscoveryError("the job is over")
         try:
-            answer = ask([self._path], self._seconds, cancelled=lambda: self._closed, on_start=self._note)
+            answer = ask(self._words, self._seconds, cancelled=lambda: self._closed, on_start=self._note)
         except OSError as error:
             raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
         finally:

@@ -180,6 +180,7 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
         min_np=least,
         max_np=most,
         reset_limit=elastic.reset_limit,
+        resets_like_horovod=spec.compat,
         backoff=backoff,
         elastic_timeout=elastic.elastic_timeout,
         heartbeat_timeout=elastic.heartbeat_timeout,

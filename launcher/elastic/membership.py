@@ -252,10 +252,24 @@ class Membership(Roster):
         return [decision for step in steps for decision in step(now)]
 
     @property
+    def _next_counts(self) -> bool:
+        """True if the generation after this one counts against ``reset_limit``."""
+        before = self.generation
+        if before.number == 0 or self._finishing:
+            return False
+        lost_or_changed = before.broken or before.returning or before.slots != self.slots
+        return bool(lost_or_changed) or not self.policy.resets_like_horovod
+
+    @property
     def _exhausted(self) -> bool:
         """True if ``reset_limit`` allows no further generation."""
         limit = self.policy.reset_limit
-        return limit is not None and self.generation.number > 0 and self._resets >= limit and not self._finishing
+        return limit is not None and self._next_counts and self._resets >= limit
+
+    @property
+    def _frozen(self) -> bool:
+        """True if no worker may join or go, because ``reset_limit`` allows no further generation."""
+        return self._exhausted and (bool(self.generation.broken) or not self.policy.resets_like_horovod)
 
     def _over(self, since: float | None, seconds: float, now: float) -> bool:
         """Return True ``seconds`` after ``since``; before that, note the time for :meth:`look_again`."""
@@ -374,8 +388,7 @@ class Membership(Roster):
             reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
             self._conclude(failure_attribution.exit_code(status), reason, number)
             return
-        if before.number:
-            self._resets += not self._finishing
+        self._resets += self._next_counts
         said = f"{listed('worker', members)}; {counted(survivors, 'survivor')}"
         reason = f"generation {before.number + 1}: {said} of generation {before.number}"
         if before.broken:
@@ -383,7 +396,9 @@ class Membership(Roster):
         if not survivors:
             self._most_commits = max(worker.commits for worker in chosen)
         commits = self._most_commits
-        self.generation = Generation(before.number + 1, members, formed_at=now, commits=commits, failed_before=failed)
+        self.generation = Generation(
+            before.number + 1, members, formed_at=now, commits=commits, slots=self.slots, failed_before=failed
+        )
         for worker in chosen:
             self._set(worker, Status.MEMBER, now)
         self._blocked_since = None
@@ -412,7 +427,7 @@ class Membership(Roster):
     # Workers.
 
     def _spawn(self, now: float) -> Iterator[Decision]:
-        if self._finishing or self._exhausted:
+        if self._finishing or self._frozen:
             return
         unwanted = self.unwanted()
         active = sum(each.active and each.number not in unwanted for each in self.workers.values())
@@ -442,7 +457,7 @@ class Membership(Roster):
 
     def _announce(self, now: float) -> Iterator[Decision]:
         generation, members = self.generation, self.members()
-        if not members or self._finishing or self._exhausted or generation.broken or generation.returning:
+        if not members or self._finishing or self._frozen or generation.broken or generation.returning:
             return
         if any(worker.status is Status.READY for worker in members):
             return

@@ -14,7 +14,10 @@ class Policy:
         num_proc: How many workers the job starts with.
         min_np: With fewer workers the job waits.
         max_np: The most workers of the job; None for as many as there are slots.
-        reset_limit: How many generations there may be after the first one; None for any number.
+        reset_limit: How many generations there may be after the first one; None for any number. When they are used up,
+            workers are neither added nor removed, and a loss ends the job.
+        resets_like_horovod: Of these generations count only those that follow a loss or a change of the hosts' slots,
+            not one that a replaced worker joins; and when they are used up, such a change ends the job as well.
         backoff: The rule for when a host that has failed is used again.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, or without its connection to the driver, in seconds.
@@ -24,6 +27,7 @@ class Policy:
     min_np: int
     max_np: int | None = None
     reset_limit: int | None = None
+    resets_like_horovod: bool = False
     backoff: Backoff = Backoff()
     elastic_timeout: float = 600.0
     heartbeat_timeout: float = 5.0
@@ -72,6 +76,7 @@ class Generation:
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
     commits: int = 0  # the most commits of any worker when it was formed
+    slots: dict[str, int] = field(default_factory=dict)  # what the hosts offered when it was formed
     broken: str = ""  # why it cannot work any more
     failed: str = ""  # why init() failed, if it did
     failed_before: int = 0  # how many generations just before it, of the same members, failed in init()

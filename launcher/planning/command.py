@@ -12,6 +12,9 @@ from horovodlike.launcher.errors import UsageError
 
 HOROVODRUN = "horovodrun"
 """The other name of ``hvdrun --compat``."""
+
+NO_INTERPRETER = "it has no #! line"
+"""What :func:`interpreter_trouble` says of a text that the system cannot execute by itself, but a shell can."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
 
@@ -137,7 +140,7 @@ def interpreter_trouble(path: str) -> str:
         head = file.read(_KERNEL_READS)
     match = _INTERPRETER.match(head)
     if match is None:
-        return "" if b"\0" in head else "it has no #! line"
+        return "" if b"\0" in head else NO_INTERPRETER
     interpreter = os.fsdecode(match[1])
     shown = interpreter if interpreter.isprintable() else repr(interpreter)  # lines may end in CRLF
     if not os.path.exists(interpreter):

@@ -1,4 +1,4 @@
-"""What elastic scripts of Horovod use: names of attributes."""
+"""What elastic scripts of Horovod use: names of attributes, discovery scripts, and the limit of resets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import horovodlike.elastic
+from horovodlike.launcher.elastic import HostDiscoveryScript
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -59,3 +60,41 @@ def test_a_hidden_method_can_still_be_called(tmp_path: Path) -> None:
 def test_a_name_of_a_method_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"an attribute of ObjectState cannot be called '{name}': it has one already"):
         horovodlike.elastic.ObjectState(**{name: 0})
+
+
+def test_a_discovery_script_without_an_interpreter_runs_with_the_shell(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("for host in a b; do\n  echo $host:2\ndone\n")
+    script.chmod(0o755)
+    assert HostDiscoveryScript(str(script)).find() == {"a": 2, "b": 2}
+
+
+# The hosts change after the first commit, which `--reset-limit 0` does not allow.
+CHANGED = """
+import horovod.torch as hvd
+hvd.init()
+state = hvd.elastic.TorchState(step=0)
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        state.step += 1
+        state.commit()
+        if state.step == 1:
+            open("hosts", "w").write("localhost:2")
+
+train(state)
+"""
+
+
+@pytest.mark.slow
+def test_a_change_of_hosts_beyond_the_limit_ends_the_job(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHANGED)
+    (tmp_path / "hosts").write_text("localhost:1")
+    script = tmp_path / "hosts.sh"
+    script.write_text("cat hosts\n")
+    script.chmod(0o755)
+    words = ("-np", 1, "--host-discovery-script", "./hosts.sh", "--reset-limit", 0, "python", "train.py")
+    done = run("-m", "horovodlike.launcher", "--compat", *words)
+    assert done.returncode == 1
+    assert "number of resets during elastic job exceeded limit: 0" in done.stderr

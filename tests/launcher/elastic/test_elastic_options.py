@@ -109,6 +109,7 @@ def test_the_policy() -> None:
     assert policy("-np", 3, "--max-np", 5) == Policy(3, 3, 5)
     assert policy("--min-np", 2) == Policy(2, 2)
     assert policy("-np", 3, "--min-np", 2, "--reset-limit", 7) == Policy(3, 2, reset_limit=7)
+    assert policy("--compat", "--min-np", 2) == Policy(2, 2, resets_like_horovod=True)
     assert policy("-H", "a:2,b:4", "--max-np", 5) == Policy(5, 5, 5)
     found = policy("-np", 1, "--min-np", 1, "--blacklist-cooldown-range", 1, 2)
     assert found.backoff == Backoff(1, 2, patient=False)

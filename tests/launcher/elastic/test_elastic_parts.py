@@ -131,14 +131,11 @@ def test_scripts_that_cannot_be_executed(tmp_path: Path, program: Callable[[str]
     os.chmod(path, 0o644)
     with pytest.raises(UsageError, match="it is not executable; chmod"):
         HostDiscoveryScript(path)
-    for head, message in (
-        ("echo a", "it has no #! line; begin it with a line such as #!/bin/sh"),
-        ("#!/nonexistent/sh", "its interpreter /nonexistent/sh does not exist"),
-    ):
-        Path(path).write_text(head)
-        os.chmod(path, 0o755)
-        with pytest.raises(UsageError, match=f"--host-discovery-script {path}: {message}"):
-            HostDiscoveryScript(path)
+    Path(path).write_text("#!/nonexistent/sh")
+    os.chmod(path, 0o755)
+    message = "its interpreter /nonexistent/sh does not exist; begin it with a line such as #!/bin/sh"
+    with pytest.raises(UsageError, match=f"--host-discovery-script {path}: {message}"):
+        HostDiscoveryScript(path)
 
 
 def test_a_script_that_hangs_is_killed_at_the_end(program: Callable[[str], str], tmp_path: Path) -> None:

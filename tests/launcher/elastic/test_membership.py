@@ -395,6 +395,31 @@ def test_the_reset_limit() -> None:
     assert end.reason.endswith("number of resets during elastic job exceeded limit: 1")
 
 
+def test_horovods_reset_limit_counts_losses_and_changes_of_hosts() -> None:
+    play = Play(num_proc=2, max_np=None, reset_limit=2, min_np=1, resets_like_horovod=True).start(here=2)
+    play.kill(1)
+    play.ready(0, why="broken")  # the first reset
+    play.ready(2)
+    play.ready(0, why="changed")  # the replacement joins, which is none
+    assert play.members == (0, 2)
+    play.happen(HostsFound({"here": 2, "there": 1}))
+    play.ready(3)
+    play.ready(0, 2, why="changed")  # the second one
+    assert play.members == (0, 2, 3)
+    assert not play.of(End)
+    assert kinds(play.happen(HostsFound({"here": 2}))) == [Announce]  # one too many
+    [end] = play.of(End, play.ready(0, 2, 3, why="changed"))
+    assert (end.exit_code, end.failure) == (1, None)
+    assert end.reason.startswith("the set of workers has changed, and the job has been reset 2 times")
+
+
+def test_the_last_of_horovods_resets_is_followed_by_a_loss() -> None:
+    play = Play(num_proc=2, max_np=2, reset_limit=0, min_np=1, resets_like_horovod=True).start(here=2)
+    assert Spawn not in kinds(play.kill(1))
+    [end] = play.of(End, play.ready(0, why="broken"))
+    assert (end.exit_code, end.failure) == (137, 1)
+
+
 def test_the_reset_limit_waits_to_know_who_is_to_blame() -> None:
     play = Play(num_proc=2, max_np=2, min_np=1, reset_limit=0).start(here=2)
     assert kinds(play.ready(0, why="broken")) == [Abandon]  # faster than the news of the death

@@ -73,7 +73,7 @@ class ProcessSet:
         if self.process_set_id is None or ranks is None:
             return None
         if basics.rank() not in ranks:
-            raise ValueError(f"rank {basics.rank()} is not in {self}")
+            raise ValueError(f"rank {basics.rank()} is not in {self!r}")
         return ranks.index(basics.rank())
 
     def included(self) -> bool | None:
@@ -92,6 +92,10 @@ class ProcessSet:
         """Return a text with id and ranks, and with the communicator if there is one."""
         communicator = "" if self.mpi_comm is None else f", mpi_comm={self.mpi_comm}"
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}{communicator})"
+
+    def __str__(self) -> str:
+        """Return the same text as Horovod, which names the communicator in any case."""
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 def _of_ranks(ranks: list[int]) -> ProcessSet:
@@ -156,7 +160,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if chosen.process_set_id is not None:
-        raise ValueError(f"{chosen} is registered already")
+        raise ValueError(f"{chosen!r} is registered already")
     basics.size()  # raises before init()
     request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
     (output,) = ops.carry_out_once(request, tuple(chosen.ranks or ()))
@@ -334,7 +338,7 @@ def check_registered(process_set: ProcessSet) -> int:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set must be a ProcessSet, got {process_set!r}")
     if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered: call hvd.add_process_set() with it on all ranks first")
+        raise ValueError(f"{process_set!r} is not registered: call hvd.add_process_set() with it on all ranks first")
     return process_set.process_set_id
 
 
@@ -349,5 +353,5 @@ def registered_id(process_set: ProcessSet) -> int:
         return 0
     process_set_id = check_registered(process_set)
     if not process_set.included():
-        raise ValueError(f"rank {basics.rank()} is not a member of {process_set}")
+        raise ValueError(f"rank {basics.rank()} is not a member of {process_set!r}")
     return process_set_id

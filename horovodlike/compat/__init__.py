@@ -23,6 +23,7 @@ import importlib
 import importlib.util
 import multiprocessing.spawn
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
+__all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
 API_VERSION = "0.28.1"
 """The value of ``horovod.__version__``: the release of Horovod with this API, for scripts that compare versions."""
@@ -43,8 +44,8 @@ class Alias:
 
     Attributes:
         name: The name of a module of Horovod.
-        module: The name of the module of horovodlike that replaces it, which may not exist yet.
-        advice: The end of the error message if it does not exist: the reason and the remedy.
+        module: The name of the module of horovodlike that replaces it, which may not exist.
+        advice: The end of the error message if it, or a module below it, does not exist: the reason and the remedy.
     """
 
     name: str
@@ -52,11 +53,22 @@ class Alias:
     advice: str = "it is not among the modules that Horovod documents"
 
 
+_LAUNCHER = "it is a part of Horovod's launcher: start jobs with hvdrun, or with horovod.run()"
+_TASKS = "it is a part of Horovod's way to start ranks on Spark: use horovod.spark.run() or an estimator"
+
 ALIASES: tuple[Alias, ...] = (
     Alias("horovod", "horovodlike.compat.horovod"),
+    Alias("horovod._keras", "horovodlike._keras", "use horovod.keras or horovod.tensorflow.keras"),
     Alias("horovod.torch", "horovodlike.torch"),
     Alias("horovod.tensorflow", "horovodlike.tensorflow"),
+    Alias(
+        "horovod.tensorflow.gradient_aggregation_eager",
+        "horovodlike.tensorflow.gradient_aggregation_eager",
+        "use DistributedOptimizer(backward_passes_per_step=...)",
+    ),
+    Alias("horovod.tensorflow.data", "horovodlike.tensorflow.data", "use tf.data.experimental.service itself"),
     Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
+    Alias("horovod.tensorflow.util", "horovodlike.compat.horovod.tensorflow_util"),
     Alias("horovod.keras", "horovodlike.keras"),
     Alias("horovod.data", "horovodlike.data"),
     Alias("horovod.data.data_loader_base", "horovodlike.data.loaders"),
@@ -67,8 +79,41 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
     Alias("horovod.ray", "horovodlike.ray"),
     Alias("horovod.ray.elastic_v2", "horovodlike.ray.elastic"),
+    Alias("horovod.ray.driver_service", "horovodlike.ray.driver_service", _LAUNCHER),
+    Alias("horovod.ray.utils", "horovodlike.ray.utils", "RayExecutor and ElasticRayExecutor do what it is for"),
+    Alias("horovod.runner", "horovodlike.compat.horovod.runner", _LAUNCHER),
+    Alias(
+        "horovod.runner.elastic",
+        "horovodlike.compat.horovod.runner.elastic",
+        "hosts come from --host-discovery-script, or from a horovodlike.launcher.elastic.HostDiscovery in "
+        "horovodlike.run(host_discovery=...)",
+    ),
     Alias("horovod.spark", "horovodlike.spark"),
-    Alias("horovod.spark.common", "horovodlike.spark"),
+    Alias(
+        "horovod.spark.common",
+        "horovodlike.spark",
+        "the estimators of horovod.spark.torch and horovod.spark.keras do what it is for",
+    ),
+    Alias("horovod.spark.conf", "horovodlike.spark.conf", "set Spark's own settings of retries and exclusion"),
+    Alias("horovod.spark.data_loaders", "horovodlike.spark.data_loaders", "the estimators load the data"),
+    Alias("horovod.spark.driver", "horovodlike.spark.driver", _TASKS),
+    Alias("horovod.spark.gloo_run", "horovodlike.spark.gloo_run", _TASKS),
+    Alias("horovod.spark.keras.estimator", "horovodlike.spark.keras"),
+    Alias("horovod.spark.keras", "horovodlike.spark.keras", "KerasEstimator and KerasModel are in horovod.spark.keras"),
+    Alias(
+        "horovod.spark.lightning",
+        "horovodlike.spark.lightning",
+        "use horovod.spark.torch.TorchEstimator, or Lightning's Trainer in horovod.spark.run()",
+    ),
+    Alias("horovod.spark.mpi_run", "horovodlike.spark.mpi_run", _TASKS),
+    Alias("horovod.spark.task", "horovodlike.spark.task", _TASKS),
+    Alias(
+        "horovod.spark.tensorflow",
+        "horovodlike.spark.tensorflow",
+        "start the workers of tf.data with hvdrun: python -m horovod.tensorflow.data.compute_worker",
+    ),
+    Alias("horovod.spark.torch.estimator", "horovodlike.spark.torch"),
+    Alias("horovod.spark.torch", "horovodlike.spark.torch", "TorchEstimator and TorchModel are in horovod.spark.torch"),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
 )
 """Horovod's modules that have a counterpart here, and those whose absence needs an explanation."""
@@ -91,7 +136,32 @@ def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
         if not dot:
             return None
         below = f".{last}{below}"
-    return rows[above] if not below else Alias(name, rows[above].module + below)
+    row = rows[above]
+    return row if not below else Alias(name, row.module + below, row.advice)
+
+
+_COMMON = "horovodlike.compat.horovod.common"
+_UTIL = "horovodlike.compat.horovod.tensorflow_util"
+_CHECKS = {name: f"{_COMMON}:{name}" for name in ("check_extension", "gpu_available")}
+_BASICS = {"_basics": f"{_COMMON}:shared_basics"}
+ADDITIONS: dict[str, dict[str, str]] = {
+    "horovodlike.process_set": _BASICS,
+    "horovodlike.tensorflow": {
+        **_CHECKS,
+        "util": _UTIL,
+        **{
+            name: f"{_UTIL}:{name}"
+            for name in ("_cache", "_executing_eagerly", "_make_subgraph", "refs_to_vars", "vars_to_refs")
+        },
+    },
+    "horovodlike.tensorflow.mpi_ops": {**_CHECKS, **_BASICS},
+    "horovodlike.torch": _CHECKS,
+    "horovodlike.torch.mpi_ops": {**_CHECKS, **_BASICS},
+}
+"""Names that scripts and tests use of Horovod's modules, beyond what those of horovodlike have, and what they mean.
+
+They become attributes of the modules once the process imports ``horovod``.
+"""
 
 
 DEFAULTS = {"HOROVODLIKE_JOIN_AVERAGE": "all"}
@@ -110,7 +180,36 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import returns the module that is in sys.modules after this call, which is a documented use. If instead
         # create_module() returned the real module, Python would overwrite its __spec__.
-        sys.modules[module.__name__] = importlib.import_module(self._module)
+        name = module.__name__
+        sys.modules[name] = real = importlib.import_module(self._module)
+        if not hasattr(real, "__path__") and name in _PACKAGES:
+            real.__path__ = []  # without this, Python would not ask the finder for its modules
+        _add_names()
+
+
+# Packages of Horovod's that may have a plain module as their counterpart.
+_PACKAGES = {row.name for row in ALIASES if row.advice != Alias.advice} | {
+    row.name.rpartition(".")[0] for row in ALIASES
+}
+
+
+def _add_names() -> None:
+    """Give those modules their additional names that have been imported so far."""
+    for module, names in ADDITIONS.items():
+        if (real := sys.modules.get(module)) is not None:
+            for name, meaning in names.items():
+                if not hasattr(real, name):
+                    setattr(real, name, pkgutil.resolve_name(meaning))
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Find a module of horovodlike; None if there is none of this name."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None  # a package above it is missing, or is no package
+        raise
 
 
 class _Finder(MetaPathFinder):
@@ -122,7 +221,7 @@ class _Finder(MetaPathFinder):
         row = counterpart(fullname)
         if row is None:
             return None
-        real = importlib.util.find_spec(row.module)
+        real = _find(row.module)
         if real is None:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: horovodlike stands in for Horovod here, and has no {row.module}. "

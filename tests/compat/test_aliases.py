@@ -49,7 +49,7 @@ def test_other_names_have_no_counterpart() -> None:
 def test_the_closest_row_decides() -> None:
     table = (Alias("a", "b"), Alias("a.x", "c.d", "because"))
     assert counterpart("a.x", table) == table[1]
-    assert counterpart("a.x.y.z", table) == Alias("a.x.y.z", "c.d.y.z")
+    assert counterpart("a.x.y.z", table) == Alias("a.x.y.z", "c.d.y.z", "because")
     assert counterpart("a.y", table) == Alias("a.y", "b.y")
     assert len({row.name for row in ALIASES}) == len(ALIASES)
 

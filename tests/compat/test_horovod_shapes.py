@@ -74,6 +74,9 @@ def test_extensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert "horovod.mxnet cannot be imported: No module named" in capsys.readouterr().out
     with pytest.raises(ImportError, match="mxnet"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+    util.check_installed_version("pytorch", "2.13.0")
+    with pytest.raises(OSError, match="undefined symbol"):
+        util.check_installed_version("pytorch", "2.13.0", OSError("undefined symbol"))
     assert (util.gpu_available("torch"), util.nccl_built()) == (basics.cuda_built(), basics.nccl_built())
     assert util.mpi_built() == basics.mpi_built()
     assert not util.ddl_built() and not util.ccl_built() and util.gloo_built(verbose=True)

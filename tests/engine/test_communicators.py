@@ -54,7 +54,7 @@ def test_some_of_the_ranks_are_a_process_set(fresh_ranks):
 
 def test_a_set_of_ranks_has_no_communicator():
     one = ProcessSet([1, 0])
-    assert one.mpi_comm is None and str(one) == "ProcessSet(process_set_id=None, ranks=[0, 1])"
+    assert one.mpi_comm is None and str(one) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
     assert global_process_set.mpi_comm is None
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from horovodlike import basics as _basics  # importing horovod.common.basics sets `basics` here to this module
+from horovodlike.process_set import ids_and_ranks
+from horovodlike.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "HorovodBasics",
     "ccl_built",
     "check_extension",
+    "check_installed_version",
     "check_num_rank_power_of_2",
     "ddl_built",
     "env",
@@ -27,6 +30,7 @@ __all__ = [
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",
+    "shared_basics",
     "split_list",
 ]
 
@@ -56,6 +60,18 @@ def check_extension(ext_name: str, *_: Any) -> None:
         ext_name: The framework's module, for instance ``horovod.torch``.
     """
     importlib.import_module(f"horovodlike.{ext_name.removeprefix('horovod.')}")
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Raise the exception if there is one: horovodlike is built against no version of a framework, so any will do.
+
+    Args:
+        name: The framework.
+        version: Its version.
+        exception: What the framework's extension raised when it was loaded.
+    """
+    if exception is not None:
+        raise exception
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -168,6 +184,13 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers + [0] * (3 - len(numbers)))
 
 
+_OTHERS = {
+    "_get_process_set_ids_and_ranks": ids_and_ranks,
+    "start_timeline": start_timeline,
+    "stop_timeline": stop_timeline,
+}
+
+
 class HorovodBasics:
     """The functions of :mod:`horovodlike.basics` as methods; the arguments, the library to load, are ignored."""
 
@@ -177,7 +200,18 @@ class HorovodBasics:
     def __getattr__(self, name: str) -> Any:
         if name in _basics.__all__:
             return getattr(_basics, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _OTHERS:
+            return _OTHERS[name]
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}: it has the functions that horovodlike.basics "
+            "lists, and no compiled library to call; process sets are in horovod.common.process_sets",
+            name=name,
+            obj=self,
+        )
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_basics.__all__})
+        return sorted({*super().__dir__(), *_basics.__all__, *_OTHERS})
+
+
+shared_basics = HorovodBasics()
+"""What ``horovod.torch.mpi_ops._basics`` and its like are."""

@@ -165,3 +165,36 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_traceback_and_code(run: Run
     assert shown == [(str(tmp_path / "train.py"), "4"), (str(tmp_path / "train.py"), "3")]
     (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
     assert run(*HVDRUN, "--compat", "-np", 1, "train.py").returncode == 7
+
+
+FAILING = """
+import os, signal, horovod
+
+def train(how):
+    if how == "raise":
+        raise KeyError("the key")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    for how in ("raise", "die"):
+        try:
+            horovod.run(train, (how,), num_proc=1)
+        except RuntimeError as error:
+            print(*str(error).splitlines()[:3], repr(error.__cause__), sep="|")
+    try:
+        horovod.run(train, num_proc=0)
+    except ValueError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_the_failure_of_a_function_is_a_runtime_error_as_horovods(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILING)
+    done = run("-m", "horovodlike.compat", "train.py")
+    assert done.returncode == 0, done.stderr
+    raised, died, refused = done.stdout.splitlines()
+    words = "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+    words += "terminated. The first process to do so was:|Process name: 0|Exit code: "
+    assert raised == f"{words}1|KeyError('the key')"
+    assert died.startswith(f"{words}137|RankFailedError('rank 0 (pid ")
+    assert refused == "UsageError"

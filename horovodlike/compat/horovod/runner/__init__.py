@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import horovodlike
 from horovodlike.compat import install
+from horovodlike.launcher.errors import RankFailedError
+from horovodlike.launcher.run import RemoteTraceback
 
 __all__ = ["run"]
 
@@ -41,5 +43,29 @@ def run(
     num_proc: int | None = None,
     **options: Any,
 ) -> list[T]:
-    """Run a function as :func:`horovodlike.run` does; the ranks, too, can import ``horovod``."""
-    return horovodlike.run(NeedsNames(func), args, kwargs, num_proc, **options)
+    """Run a function as :func:`horovodlike.run` does; the ranks, too, can import ``horovod``.
+
+    Raises:
+        RankFailedError: A rank failed; it is a RuntimeError whose text begins as Horovod's. If the function raised an
+            exception there, this is its cause.
+        Exception: As :func:`horovodlike.run` raises it, if no rank was started.
+    """
+    try:
+        return horovodlike.run(NeedsNames(func), args, kwargs, num_proc, **options)
+    except RankFailedError as error:
+        raise _failure(error.rank, error.exit_code, str(error)) from (error.__cause__ or error)
+    except Exception as error:
+        remote = error.__cause__
+        if not isinstance(remote, RemoteTraceback):
+            raise  # this process raised it
+        raise _failure(remote.rank, 1, f"rank {remote.rank} raised {error!r}") from error
+
+
+def _failure(rank: int, exit_code: int, text: str) -> RankFailedError:
+    first = "" if rank < 0 else f" The first process to do so was:\nProcess name: {rank}\nExit code: {exit_code}"
+    return RankFailedError(
+        "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+        f"terminated.{first}\n{text}",
+        rank,
+        exit_code,
+    )

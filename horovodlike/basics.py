@@ -98,7 +98,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         comm: All ranks of the job: None or an empty list, a list of all ranks in ascending order, or an mpi4py
             communicator of all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks, use process sets.
         process_sets: Process sets to register now, in the same order on all ranks;
-            `add_process_set` adds others later. ``"dynamic"``, with which Horovod's
+            `add_process_set` adds others later. Where each rank gives a set of another communicator, of its own part of
+            ``MPI.COMM_WORLD.Split(...)``, every part becomes a set. ``"dynamic"``, with which Horovod's
             scripts allow that, has no effect: sets can always be added. In an elastic job, a set is left out if it has
             a rank that the job does not have.
 

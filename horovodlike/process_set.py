@@ -7,6 +7,7 @@ common run at the same time. Names belong to a set: operations of the same name 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -266,6 +267,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def register(process_sets: Sequence[ProcessSet]) -> None:
     """Add the process sets that were given to `init()`.
 
+    An entry may be made of communicators that `Split` returned, each rank having that of its own part: all parts become
+    sets, and the object on each rank is the one that the rank is in.
+
     In an elastic job, a set is left out if it has a rank that the job does not have at the moment; a set of all current
     ranks gets the id of the global set.
 
@@ -279,9 +283,26 @@ def register(process_sets: Sequence[ProcessSet]) -> None:
                 chosen.process_set_id = 0
                 _of_all_ranks.append(chosen)
             elif not basics.is_elastic() or set(chosen.ranks or ()) <= set(global_process_set.ranks or ()):
-                add_process_set(chosen)
+                _add_one_or_parts(chosen)
         except (ValueError, MismatchError) as error:
             raise ValueError(f"init() could not register entry number {index} of process_sets: {error}") from error
+
+
+def _add_one_or_parts(chosen: ProcessSet) -> None:
+    """Add a set that all ranks describe alike, or the parts if each rank describes its own by a communicator."""
+    try:
+        add_process_set(chosen)
+        return
+    except MismatchError:
+        objects = importlib.import_module("horovodlike.objects")  # which imports this module
+        given = objects.allgather_object((chosen.mpi_comm is not None, chosen.ranks), "add_process_set.parts")
+        ranks_of = [ranks for _, ranks in given]
+        are_parts = all(rank in ranks and ranks == ranks_of[ranks[0]] for rank, ranks in enumerate(ranks_of))
+        if not are_parts or not all(by_communicator for by_communicator, _ in given):
+            raise
+    for rank, ranks in enumerate(ranks_of):
+        if rank == ranks[0]:
+            add_process_set(chosen if ranks == chosen.ranks else ProcessSet(ranks))
 
 
 basics.on_process_sets(register)

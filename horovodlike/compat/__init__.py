@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 __all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install", "is_installed"]
@@ -66,7 +66,6 @@ ALIASES: tuple[Alias, ...] = (
         "horovodlike.tensorflow.gradient_aggregation_eager",
         "use DistributedOptimizer(backward_passes_per_step=...)",
     ),
-    Alias("horovod.tensorflow.data", "horovodlike.tensorflow.data", "use tf.data.experimental.service itself"),
     Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
     Alias("horovod.tensorflow.util", "horovodlike.compat.horovod.tensorflow_util"),
     Alias("horovod.keras", "horovodlike.keras"),
@@ -185,6 +184,12 @@ class _Loader(Loader):
         if not hasattr(real, "__path__") and name in _PACKAGES:
             real.__path__ = []  # without this, Python would not ask the finder for its modules
         _add_names()
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Return the code of the module, for ``python -m``."""
+        spec = importlib.util.find_spec(self._module)
+        code: CodeType | None = getattr(spec and spec.loader, "get_code", lambda name: None)(self._module)
+        return code
 
 
 # Packages of Horovod's that may have a plain module as their counterpart.

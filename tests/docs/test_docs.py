@@ -81,7 +81,7 @@ def check_pip(words: list[str]) -> None:
 
 def check_python(words: list[str]) -> None:
     if words[0] == "-m":
-        module = ROOT / words[1].replace(".", "/")
+        module = ROOT / words[1].replace("horovodlike.tensorflow", "bindings.tensorflow").replace(".", "/")
         assert (module / "__main__.py").exists() or '__name__ == "__main__"' in module.with_suffix(".py").read_text()
     elif words[0] != "-c":
         assert words[0] == USERS_SCRIPT or (ROOT / words[0]).exists()

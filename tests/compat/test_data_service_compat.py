@@ -1,0 +1,38 @@
+"""`horovod.tensorflow.data`: workers of one job compute the input of another one, which trains."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+HVDRUN = ("-m", "horovodlike.launcher", "--compat", "-np", 2, "python")
+SCRIPT = Path(__file__).parent / "scripts" / "data_service.py"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--dispatchers", 2, "--dispatcher-side", "training"), marks=pytest.mark.thorough),
+    ],
+    ids=["compute", "training"],
+)
+def test_a_service(run: Run, options: tuple[object, ...]) -> None:
+    ended: list[subprocess.CompletedProcess[str]] = []
+
+    def work() -> None:
+        ended.append(run(*HVDRUN, "-m", "horovod.tensorflow.data.compute_worker", *options, "service.json"))
+
+    workers = threading.Thread(target=work)
+    workers.start()
+    done = run(*HVDRUN, SCRIPT, "service.json")
+    workers.join()
+    assert done.returncode == 0, done.stderr
+    assert "[0]<stdout>: served 16 elements\n" in done.stdout
+    assert ended[0].returncode == 0, ended[0].stderr

@@ -19,7 +19,8 @@ How a measurement is made, so that its figures mean something:
 - Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes
   copies from one buffer of its own to another, algbw is what one process copies. An in-place allreduce reads and writes
   the tensor once in every process too, but in one buffer, where no cache line has to come only to be overwritten.
-- Readers of the monitor (part `monitor`) come and go while the same ranks train: turns with and without them.
+- Readers of the monitor (part `monitor`) come and go every few seconds while the same ranks train. The ratio is the
+  median over pairs of adjacent windows with and without readers; its confidence interval is that of the sign test.
 - Over hosts (part `hosts`) the limit is the rate that iperf3 measures on the same link: in one direction where the link
   is shaped, and per direction of `--bidir`, the mean of both, where the processors are the limit. It takes its turns
   like a peer. The rate of an allreduce is its busbw, of n hosts, in bits of the tensor per second. Latency is measured

@@ -35,8 +35,6 @@ from benchmarks import (
 PARTS = ("allreduce", "training", "distributed", "messages", "parameters", "memory", "keras", "compression")
 PARTS += ("monitor", "hosts", "gpu")
 MIB = 1 << 20
-MONITOR_TURNS = 4
-"""Turns in a round: the ratio that counts is close to 1."""
 
 
 def parse_args() -> argparse.Namespace:
@@ -168,8 +166,7 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)
     if "monitor" in parts:
         say("readers of the monitor, 2 ranks")
-        turns = 2 if args.quick else MONITOR_TURNS * args.rounds
-        results["monitor"] = monitor.measure(2, rounds=turns, budget=0.5 if args.quick else 2.0)
+        results["monitor"] = monitor.measure(2, rounds=args.rounds, seconds=0.5 if args.quick else 2.0)
     if "hosts" in parts:
         if reason := hosts.missing():
             say(f"without hosts: {reason}")

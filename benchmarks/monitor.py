@@ -1,54 +1,44 @@
 """The cost of the monitor's readers for a training step: a scrape of `/metrics` each second, and a crowd of readers.
 
-The turns are those of the same ranks, which are watched by `hvdrun --monitor` all the time, so a ratio is of processes
-that compute at the same speed: each turn with readers has one without beside it. Ranks without a monitor, which are
-other processes, take turns too: what that ratio says is less exact.
+The ranks of one job, which `hvdrun --monitor` watches, train all the time and note when each step ends. Meanwhile
+readers come and go: windows of a few seconds with them and without them, in the order ABBA. Each ratio is that of the
+mean step times of two adjacent windows, so that what drifts more slowly than that cancels out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import math
 import secrets
 import socket
+import statistics
+import tempfile
 import threading
+import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import driver, launch
-from benchmarks.protocol import Message
-from benchmarks.training import TrainingCase
 
 MODEL = "resnet18"
 IDLE, SLOW = 200, 20
-"""Connections that send nothing, and readers that take a byte of the page each 50 milliseconds."""
-UNREAD, SCRAPED, CROWDED = "unread", "scraped", "crowded"
+"""Connections that send nothing, and readers that take a byte of the page four times a second."""
+SCRAPED, CROWDED = "scraped", "crowded"
+PAIRS = 4
+"""Pairs of windows in a round."""
+CONFIDENCE = 0.95
+_SETTLE_S = 0.5  # before each window: readers connect, and those of the window before are gone
+_SLOW_READ_S = 0.25
 _TIMEOUT_S = 10.0
 
-
-class Watched:
-    """The ranks of one group, with readers of their monitor while they measure."""
-
-    def __init__(self, name: str, group: driver.Group, readers: Callable[[], AbstractContextManager[object]]) -> None:
-        self.name = name
-        self._group = group
-        self._readers = readers
-
-    def call(self, command: Message) -> list[Message]:
-        """See driver.Participant."""
-        with self._readers():
-            return self._group.call(command)
-
-
-class _TurnCase(TrainingCase):
-    """The same for all readers."""
-
-    def supports(self, peer: str) -> bool:
-        """See driver.Case."""
-        return True
+Readers = Callable[[], AbstractContextManager[object]]
+Window = tuple[float, float]
+"""Its begin and its end, by the monotonic clock, which all processes of a host have in common."""
 
 
 def launcher(token: str, port: int) -> launch.Launcher:
@@ -68,17 +58,17 @@ def launcher(token: str, port: int) -> launch.Launcher:
 
 
 def read(port: int, token: str, path: str = "/metrics") -> bytes:
-    """Return what the monitor answers.
+    """Return what the monitor answers; takes little of the processor time that the ranks need.
 
     Raises:
         BenchmarkError: It is not what it should be.
     """
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)) as connection:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        body = answer.read()
-    if answer.status != 200:
-        raise driver.BenchmarkError(f"the monitor answers {answer.status} to {path}: {body[:200]!r}")
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
+        connection.sendall(f"GET {path}?token={token} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise driver.BenchmarkError(f"the monitor answers to {path}: {head[:200]!r}")
     return body
 
 
@@ -91,7 +81,7 @@ def scraping(port: int, token: str) -> Iterator[None]:
         try:
             while not over.wait(1.0):
                 read(port, token)
-        except (OSError, http.client.HTTPException, driver.BenchmarkError) as error:
+        except (OSError, driver.BenchmarkError) as error:
             failures.append(error)
 
     thread = threading.Thread(target=scrape)
@@ -112,7 +102,7 @@ def crowd(port: int, token: str) -> Iterator[None]:
     over = threading.Event()
 
     def dawdle(slow: Sequence[socket.socket]) -> None:
-        while not over.wait(0.05):
+        while not over.wait(_SLOW_READ_S):
             for each in slow:
                 with contextlib.suppress(OSError):  # the monitor has closed it: it was too slow
                     each.recv(1)
@@ -135,19 +125,119 @@ def crowd(port: int, token: str) -> Iterator[None]:
             thread.join()
 
 
-def measure(size: int, *, rounds: int, budget: float, model: str = MODEL) -> list[dict[str, Any]]:
-    """Return the rows of the results for `size` ranks."""
+def alternate(readers: Readers, pairs: int, seconds: float) -> list[tuple[Window, Window]]:
+    """Have readers come and go; return pairs of windows of this length, without them and with them."""
+
+    def window(those: Readers) -> Window:
+        with those():
+            time.sleep(_SETTLE_S)
+            begin = time.perf_counter()
+            time.sleep(seconds)
+            return begin, time.perf_counter()
+
+    found = []
+    for number in range(pairs):
+        if number % 2 == 0:
+            without, among = window(contextlib.nullcontext), window(readers)
+        else:
+            among, without = window(readers), window(contextlib.nullcontext)
+        found.append((without, among))
+    return found
+
+
+def step_seconds(ends: Sequence[float], window: Window) -> float | None:
+    """Return the mean time of the steps in a window; None if not all of it is known, or no step lies in it.
+
+    Args:
+        ends: When steps ended, in ascending order.
+        window: The window.
+    """
+    first, last = bisect_left(ends, window[0]), bisect_right(ends, window[1]) - 1
+    if first == 0 or last == len(ends) - 1 or last <= first:
+        return None
+    return (ends[last] - ends[first]) / (last - first)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval in which the median of a distribution lies with :data:`CONFIDENCE`: that of the sign test.
+
+    Args:
+        values: A sample of it. The interval of very few values is their range, whose confidence is lower.
+    """
+    ordered, count = sorted(values), len(values)
+    below, outside = math.comb(count, 0) / 2**count, 0
+    while 2 * below <= 1 - CONFIDENCE:
+        outside += 1
+        below += math.comb(count, outside) / 2**count
+    return ordered[max(0, outside - 1)], ordered[-max(1, outside)]
+
+
+class _Job:
+    """Ranks that train while readers come and go."""
+
+    def __init__(self, group: driver.Group, model: str, folder: Path) -> None:
+        self._group = group
+        self._model = model
+        self._until = folder / "until"
+        self._until.touch()
+        self._train()
+
+    def _train(self) -> list[list[float]]:
+        """Return when the steps of each rank ended: one, and more while there is no file."""
+        answers = self._group.call({"do": "step_ends", "model": self._model, "until": str(self._until)})
+        return [answer["ends"] for answer in answers]
+
+    def measure(self, readers: Readers, pairs: int, seconds: float) -> list[tuple[float, float]]:
+        """Return the step times, those of the slowest rank, in pairs of windows without readers and with them."""
+        self._until.unlink()
+        with ThreadPoolExecutor(1) as executor:
+            training = executor.submit(self._train)
+            try:
+                windows = alternate(readers, pairs, seconds)
+            finally:
+                self._until.touch()
+            ends = training.result()
+        found = []
+        for pair in windows:
+            times = [[step_seconds(of_rank, window) for of_rank in ends] for window in pair]
+            without, among = (None if None in of_window else max(filter(None, of_window)) for of_window in times)
+            if without is not None and among is not None:
+                found.append((without, among))
+        return found
+
+
+def measure(size: int, *, rounds: int, seconds: float, model: str = MODEL) -> list[dict[str, Any]]:
+    """Return the rows of the results for `size` ranks, one for each crowd of readers.
+
+    Args:
+        size: The number of ranks.
+        rounds: How often :data:`PAIRS` pairs of windows are measured.
+        seconds: The length of a window.
+        model: What the ranks train.
+    """
     token, port = secrets.token_hex(32), launch.free_port()
-    unwatched = launch.with_memory_of_hvdrun(replace(launch.horovodlike(), name="unwatched"))
-    with driver.started([launcher(token, port), unwatched], size) as (group, other):
-        turns: list[driver.Participant] = [
-            other,
-            Watched(UNREAD, group, contextlib.nullcontext),
-            Watched(SCRAPED, group, lambda: scraping(port, token)),
-            Watched(CROWDED, group, lambda: crowd(port, token)),
-        ]
-        samples = driver.interleave(turns, [_TurnCase(model)], rounds, budget, fewest=5)
-    return [
-        {"readers": readers, "np": size, "model": model, **driver.summary(seconds), "samples": seconds}
-        for (readers, _), seconds in samples.items()
-    ]
+    readers: dict[str, Readers] = {SCRAPED: lambda: scraping(port, token), CROWDED: lambda: crowd(port, token)}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+    with driver.started([launcher(token, port)], size) as (group,), tempfile.TemporaryDirectory() as folder:
+        job = _Job(group, model, Path(folder))
+        for _ in range(rounds):
+            for name, those in readers.items():
+                found[name] += job.measure(those, PAIRS, seconds)
+    return [row(name, size, model, pairs) for name, pairs in found.items()]
+
+
+def row(readers: str, size: int, model: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return a row of the results.
+
+    Raises:
+        BenchmarkError: There are no pairs.
+    """
+    if not pairs:
+        raise driver.BenchmarkError("no step lies in the windows: make them longer")
+    ratios = [among / without for without, among in pairs]
+    return {
+        **{"readers": readers, "np": size, "model": model, "pairs": list(pairs)},
+        **{"without": statistics.median(without for without, _ in pairs)},
+        **{"seconds": statistics.median(among for _, among in pairs)},
+        **{"ratio": statistics.median(ratios), "interval": median_interval(ratios)},
+    }

@@ -261,15 +261,18 @@ def small(rows: Sequence[dict[str, Any]]) -> str:
 
 def monitor(rows: Sequence[dict[str, Any]]) -> str:
     """One line per crowd of readers."""
-    titles = {"unread": "none", "scraped": "one scrape a second", "crowded": "and 200 idle, 20 slow ones"}
-    titles["unwatched"] = "none, and no monitor (other processes)"
-    by_readers = {row["readers"]: row for row in rows}
+    titles = {"scraped": "one scrape a second", "crowded": "and 200 idle, 20 slow ones"}
     lines = [
-        [title, human_time(row["seconds"]), f"{step_ratio(row, by_readers['unread']):.4f}"]
-        for readers, title in titles.items()
-        if (row := by_readers.get(readers))
+        [
+            titles[row["readers"]],
+            *(human_time(row[name]) for name in ("without", "seconds")),
+            f"{row['ratio']:.4f}",
+            "{:.4f} to {:.4f}".format(*row["interval"]),
+            str(len(row["pairs"])),
+        ]
+        for row in rows
     ]
-    return table(["readers", "step", "x none"], lines)
+    return table(["readers", "step without", "step among them", "x without", "95 % interval", "pairs"], lines)
 
 
 def _hosts(results: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.torch_distributed import GLOO_OF_TORCHRUN
@@ -218,11 +218,15 @@ def _keras(results: dict[str, Any]) -> Iterator[Verdict]:
 
 
 def _monitor(results: dict[str, Any]) -> Iterator[Verdict]:
+    """Beside a ratio is its interval: one that is so close to 1 says little without it."""
     rows = {row["readers"]: row for row in results.get("monitor", [])}
     titles = {"scraped": "a scrape each second", "crowded": "a scrape each second, 200 idle and 20 slow readers"}
     for readers, limit in MONITOR.items():
-        ratio = step_ratio(rows.get(readers), rows.get("unread"))
-        yield _at_most(f"step of a job with --monitor, {titles[readers]}: time / without", limit, ratio, digits=5)
+        row = rows.get(readers)
+        what = f"step of a job with --monitor, {titles[readers]}: time / without"
+        verdict = _at_most(what, limit, None if row is None else row["ratio"], digits=5)
+        interval = "" if row is None else " ({:.4f} to {:.4f})".format(*row["interval"])
+        yield replace(verdict, measured=verdict.measured and verdict.measured + interval)
 
 
 def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -52,6 +52,19 @@ def measure_training(peer: Peer, command: protocol.Message) -> protocol.Message:
     return {"seconds": timed(peer, peer.training_step(command["model"]), command)}
 
 
+def measure_step_ends(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Train until a file exists; note when each step ends, by the monotonic clock."""
+    step, ends, until = peer.training_step(command["model"]), [], Path(command["until"])
+    over = allocate(4, "float32")
+    agree = peer.allreduce(over, "float32")
+    while not first_value(over, "float32"):
+        step()
+        ends.append(time.perf_counter())
+        fill(over, int(until.exists()), "float32")
+        agree()
+    return {"ends": ends}
+
+
 def measure_small(peer: Peer, command: protocol.Message) -> protocol.Message:
     """Time the sum of one element, each time into a new tensor."""
     return {"seconds": timed(peer, cast(EagerPeer, peer).small(), command)}
@@ -104,6 +117,7 @@ MEASUREMENTS: dict[str, Callable[[Peer, protocol.Message], protocol.Message]] = 
     "allreduce": measure_allreduce,
     "many": measure_many,
     "training": measure_training,
+    "step_ends": measure_step_ends,
     "small": measure_small,
     "round_trip": measure_round_trip,
     "parameters": measure_parameters,

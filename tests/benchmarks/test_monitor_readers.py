@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,23 +12,48 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks import monitor, tables, targets
+from benchmarks import driver, monitor, tables, targets
 
 
-def row(readers: str, *samples: float) -> dict[str, Any]:
-    return {"readers": readers, "np": 2, "model": "tiny", "seconds": samples[0], "samples": list(samples)}
+def row(readers: str, *pairs: tuple[float, float]) -> dict[str, Any]:
+    return monitor.row(readers, 2, "tiny", pairs)
 
 
-def test_a_ratio_is_of_neighbouring_turns() -> None:
-    rows = [row("unread", 1.0, 2.0, 4.0), row("scraped", 1.0, 2.002, 4.0), row("crowded", 1.1, 2.2, 4.0)]
+def test_a_ratio_is_of_adjacent_windows() -> None:
+    rows = [row("scraped", (1.0, 1.0), (2.0, 2.002), (4.0, 4.0)), row("crowded", (1.0, 1.1), (2.0, 2.2), (4.0, 4.0))]
     verdicts = [each for each in targets.check({"monitor": rows}) if "--monitor" in each.what]
-    assert [(each.measured, each.passed) for each in verdicts] == [("1", True), ("1.1", False)]
-    assert "| one scrape a second        | 1 s   | 1.0000 |" in tables.monitor(rows)
+    assert [(each.measured, each.passed) for each in verdicts] == [
+        ("1 (1.0000 to 1.0010)", True),
+        ("1.1 (1.0000 to 1.1000)", False),
+    ]
+    assert "| one scrape a second        | 2 s          | 2 s             | 1.0000    |" in tables.monitor(rows)
     assert [each.passed for each in targets.check({}) if "--monitor" in each.what] == [None, None]
+    with pytest.raises(driver.BenchmarkError, match="make them longer"):
+        row("scraped")
+
+
+def test_the_steps_in_a_window() -> None:
+    ends = [0.0, 1.0, 2.0, 4.0, 5.0]
+    assert monitor.step_seconds(ends, (0.5, 4.5)) == 1.5  # from 1 to 4
+    assert monitor.step_seconds(ends, (1.0, 2.0)) == 1.0
+    assert monitor.step_seconds(ends, (1.1, 1.9)) is None  # no step lies in it
+    assert monitor.step_seconds(ends, (-1.0, 3.0)) is None  # the steps begin after it, or end before it does
+    assert monitor.step_seconds(ends, (3.0, 6.0)) is None
+
+
+def test_the_interval_contains_the_median_as_often_as_it_says() -> None:
+    chance = random.Random(0)
+    for count, least in ((1, 0.0), (5, 0.9), (6, 0.95), (28, 0.95), (29, 0.95)):
+        intervals = [monitor.median_interval([chance.expovariate(1) for _ in range(count)]) for _ in range(4000)]
+        held = sum(low <= math.log(2) <= high for low, high in intervals) / len(intervals)
+        assert least - 0.01 <= held <= least + 0.05
+    assert monitor.median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
 @pytest.mark.thorough
 def test_readers_come_and_go() -> None:
-    rows = monitor.measure(2, rounds=1, budget=0.05, model="tiny")
-    assert sorted(each["readers"] for each in rows) == ["crowded", "scraped", "unread", "unwatched"]
-    assert all(each["seconds"] > 0 for each in rows)
+    rows = monitor.measure(2, rounds=1, seconds=1.0, model="tiny")
+    assert [each["readers"] for each in rows] == ["scraped", "crowded"]
+    for each in rows:
+        assert len(each["pairs"]) == monitor.PAIRS
+        assert 0 < each["without"] < each["ratio"] * 10

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import random
 import re
 import signal
@@ -9,6 +12,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +29,8 @@ from test_monitored_jobs import ELASTIC, TRAIN
 from horovodlike.monitor.slow_ranks import WINDOW
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+MINUTE = 60
+"""Scrapes, one a second."""
 pytestmark = pytest.mark.slow
 
 
@@ -190,37 +197,87 @@ def test_the_page_loads_nothing_from_elsewhere(page: Page) -> None:
         page.requests[:] = [each for each in page.requests if ":1/" not in each]
 
 
-def test_a_real_prometheus(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
+@contextlib.contextmanager
+def prometheus(url: str, folder: Path) -> Iterator[Callable[[str], list[Any]]]:
+    """Scrape the monitor each second; yield a function that returns the result of a query."""
     if not Path("/usr/bin/prometheus").exists():
         pytest.skip("prometheus is not installed: `make tools` does")
-    job, url = watched("-np", 4, sys.executable, program(TRAIN))
-    wait_for(url, lambda found: len(found["ranks"]) == 4)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=fetch(url, "/metrics")[2], capture_output=True)
-    assert (checked.returncode, checked.stderr) == (0, b"")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (tmp_path / "prometheus.yml").write_text(f"""
+    (folder / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s}}
 scrape_configs:
 - job_name: training
   authorization: {{credentials: {token_of(url)}}}
   static_configs: [{{targets: ["127.0.0.1:{port_of(url)}"]}}]
 """)
-    words = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
-    server = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path}/data"], stderr=subprocess.DEVNULL)
+    words = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
+    server = subprocess.Popen([*words, f"--storage.tsdb.path={folder}/data"], stderr=subprocess.DEVNULL)
+
+    def query(expression: str) -> list[Any]:
+        """Nothing is found while it starts."""
+        assert server.poll() is None
+        address = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                found: list[Any] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            return []
+        except urllib.error.URLError:
+            return []
+        return found
+
     try:
-        query = f"http://127.0.0.1:{port}/api/v1/query?query=count(rate(horovodlike_batches_total[5s])>0)"
-        deadline = time.monotonic() + 30
-        answer = b""
-        while b'"4"' not in answer:
-            assert time.monotonic() < deadline and server.poll() is None, answer
-            time.sleep(0.2)
-            try:
-                answer = urllib.request.urlopen(query.replace(">", "%3E"), timeout=5).read()
-            except OSError:
-                continue
+        yield query
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
+
+
+def test_a_real_prometheus(watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path) -> None:
+    job, url = watched("-np", 4, sys.executable, program(TRAIN))
+    wait_for(url, lambda found: len(found["ranks"]) == 4)
+    with prometheus(url, tmp_path) as query:
+        checked = subprocess.run(["promtool", "check", "metrics"], input=fetch(url, "/metrics")[2], capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, b"")
+        deadline = time.monotonic() + 30
+        while not (found := query("count(rate(horovodlike_batches_total[5s]) > 0)")) or found[0]["value"][1] != "4":
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
     (tmp_path / "stop").touch()
     assert job.finish().code == 0
+
+
+@pytest.mark.thorough
+def test_a_minute_of_a_real_prometheus(
+    watched: Callable[..., Any], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No scrape fails, each has the same series, and no counter falls."""
+    job, url = watched("-np", 4, sys.executable, program(TRAIN))
+    wait_for(url, lambda found: len(found["ranks"]) == 4 and all(each["parts"] for each in found["ranks"]))
+    with prometheus(url, tmp_path) as query:
+        deadline = time.monotonic() + 120
+        while not (found := query("count_over_time(up[5m])")) or int(found[0]["value"][1]) < MINUTE:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.5)
+        [scrapes] = query("up[5m]")
+        [sizes] = query("scrape_samples_scraped[5m]")
+        counters = query('{__name__=~"horovodlike_.*_total"}[5m]')
+    (tmp_path / "stop").touch()
+    assert job.finish().code == 0
+    assert {value for _, value in scrapes["values"]} == {"1"}
+    assert len({value for _, value in sizes["values"]}) == 1
+    times = [moment for moment, _ in scrapes["values"]]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2.0
+    for each in counters:
+        values = [float(value) for _, value in each["values"]]
+        assert values == sorted(values), each["metric"]
+        assert len(values) >= MINUTE - 1
+    grown = {
+        (each["metric"]["__name__"], each["metric"].get("rank"))
+        for each in counters
+        if each["values"][0][1] != each["values"][-1][1]
+    }
+    assert grown >= {("horovodlike_batches_total", str(rank)) for rank in range(4)}

@@ -55,6 +55,18 @@ class Metrics(TypedDict):
     blocked_seconds: float
     """The time in which threads of this rank were blocked until their requests were complete: waiting for other ranks,
     and communication that nothing else hid."""
+    in_flight: int
+    """The number of requests that are enqueued and not complete now."""
+    bytes_by_shared_memory: int
+    """The number of bytes of the tensors in all batches that are done and whose ranks are on one host."""
+    bytes_by_tcp: int
+    """Likewise, of batches whose ranks are on several hosts; those of one host use its shared memory, too."""
+    bytes_by_external: int
+    """Likewise, of batches that another library has carried, such as MPI."""
+    bytes_by_nccl: int
+    """Likewise, of tensors on GPUs, whose batches NCCL has carried."""
+    bytes_by_staging: int
+    """Likewise, of tensors on GPUs that have gone through the memory of the host."""
     steps: int
     """How many steps `step()`, an optimizer or a callback has marked."""
     step_seconds: float
@@ -109,6 +121,12 @@ def metrics() -> Metrics:
         "communicating_seconds": count["communicating_ns"] / _NANOSECONDS,
         "peer_wait_seconds": count["peer_wait_ns"] / _NANOSECONDS,
         "blocked_seconds": count["blocked_ns"] / _NANOSECONDS,
+        "in_flight": count["in_flight"],
+        "bytes_by_shared_memory": count["bytes_by_shared_memory"],
+        "bytes_by_tcp": count["bytes_by_tcp"],
+        "bytes_by_external": count["bytes_by_external"],
+        "bytes_by_nccl": count["bytes_by_nccl"],
+        "bytes_by_staging": count["bytes_by_staging"],
         "steps": steps,
         "step_seconds": step_seconds,
         "samples": samples,

@@ -30,7 +30,10 @@ _TAIL_BYTES = 4096
 _MOST_TAILS = 4096
 _EVENT_KINDS = ("launcher", "elastic", "slow", "warning", "stall", "end")
 _OWN_LINES = ("horovodlike warning:", "horovodlike error:")
-_RATES = ("bytes", "batches", "requests", "steps", "samples")
+_RATES = ("bytes", "batches", "requests", "executed", "steps", "samples")
+TRANSPORTS = ("shared_memory", "tcp", "external", "nccl", "staging")
+"""What carries the bytes of tensors, by its name in the counters ``bytes_by_...``."""
+_TRANSPORT_RATES = tuple(f"bytes_by_{name}" for name in TRANSPORTS)
 _PARTS = ("waiting", "communicating", "computing")
 
 
@@ -43,7 +46,7 @@ class RankState:
         counters: The newest counters, by the names of ``metrics()``.
         process: The newest numbers of its process.
         parts: The shares of the last second in which it waited, communicated and computed.
-        rates: Bytes, batches, requests, steps and samples per second.
+        rates: Bytes, batches, requests, steps and samples per second; and bytes by each transport that is used.
         step_seconds: How long a step takes, on average since the last report in which one ended; 0: none is marked.
         connections: What they have sent, from the last report.
         heard_at: When its last report came, by the clock of the board.
@@ -78,7 +81,8 @@ class RankState:
         if not before or seconds < _LEAST_S:
             return
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
-        self.rates = {name: grown.get(name, 0.0) / seconds for name in _RATES}
+        used = (name for name in _TRANSPORT_RATES if self.counters.get(name))
+        self.rates = {name: grown.get(name, 0.0) / seconds for name in (*_RATES, *used)}
         if grown.get("steps"):
             self.step_seconds = grown.get("step_seconds", 0.0) / grown["steps"]
         communicating = min(1.0, grown.get("communicating_seconds", 0.0) / seconds)
@@ -266,8 +270,9 @@ class Board:
             point: dict[str, Any] = {"time": round(now, 1), "ranks": len(live)}
             for name in _PARTS:
                 point[name] = round(sum(state.parts.get(name, 0.0) for state in live) / len(live), 4)
-            for name in _RATES:
+            for name in {*_RATES, *(name for state in live for name in state.rates)}:
                 point[name] = round(max(state.rates.get(name, 0.0) for state in live), 2)
+            point["in_flight"] = max(state.counters.get("in_flight", 0) for state in live)
             point["step_seconds"] = round(max(state.step_seconds for state in live), 6)
             point["most_waiting"] = round(max(state.parts.get("waiting", 0.0) for state in live), 4)
             point["late"] = round(max(late.values(), default=0.0), 5)

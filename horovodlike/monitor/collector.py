@@ -44,7 +44,8 @@ _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
         *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
-        *("steps", "step_seconds", "samples", "progress"),
+        *("steps", "step_seconds", "samples", "progress", "in_flight"),
+        *("bytes_by_shared_memory", "bytes_by_tcp", "bytes_by_external", "bytes_by_nccl", "bytes_by_staging"),
     ),
     "process": (
         *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),

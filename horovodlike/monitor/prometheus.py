@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from horovodlike.monitor.board import TRANSPORTS
 from horovodlike.monitor.slow_ranks import KINDS
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -69,6 +70,14 @@ def _parts(state: Mapping[str, Any]) -> _Samples:
             yield (("rank", str(each["rank"])), ("part", part)), value
 
 
+def _transports(state: Mapping[str, Any]) -> _Samples:
+    for each in state["ranks"]:
+        for name in TRANSPORTS:
+            value = each["counters"].get(f"bytes_by_{name}")
+            if value is not None:
+                yield (("rank", str(each["rank"])), ("transport", name)), value
+
+
 def _slow_ranks(state: Mapping[str, Any]) -> _Samples:
     found = {(rank, each["kind"]) for each in state["slow"] for rank in each["ranks"]}
     for each in state["ranks"]:
@@ -98,6 +107,16 @@ FAMILIES = (
     Family("ranks_in_state", "gauge", "", "How many ranks are running, stalled, silent or ended.", _states),
     Family("generation", "gauge", "", "The generation of an elastic job.", _of_job(lambda state: state["generation"])),
     Family("reduced_bytes", "counter", "bytes", "Tensors of all complete requests.", _since_start("bytes")),
+    Family(
+        "transport_bytes",
+        "counter",
+        "bytes",
+        "Tensors of all batches by what carried them: shared_memory, tcp, external, nccl, staging.",
+        _transports,
+    ),
+    Family(
+        "requests_in_flight", "gauge", "", "Requests that are enqueued and not complete.", _in("counters", "in_flight")
+    ),
     Family("requests", "counter", "", "Complete requests, failed ones included.", _since_start("requests")),
     Family("executed_requests", "counter", "", "Requests that were part of a batch.", _since_start("executed")),
     Family("batches", "counter", "", "Batches in which requests were executed.", _since_start("batches")),

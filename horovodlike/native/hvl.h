@@ -28,7 +28,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 13, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 14, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
 enum { HVL_MESSAGE = -1 };    /* in place of a kind, for hvl_implements(): send and receive */
 
@@ -316,6 +316,14 @@ typedef struct hvl_counters {
   int64_t peer_wait_ns;       /* the part of execution_ns spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
   int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
+  int64_t in_flight;          /* requests that are enqueued and not complete */
+  /* Bytes of the tensors in all batches that are done, by what carried them: of some hosts TCP, of one shared memory,
+   * unless it was another library. Nothing carries those of a job of one rank. */
+  int64_t bytes_by_shared_memory;
+  int64_t bytes_by_tcp;
+  int64_t bytes_by_external;
+  int64_t bytes_by_nccl;
+  int64_t bytes_by_staging;
 } hvl_counters;
 
 /* The waits of the other ranks for one rank, while it was the last to have a tensor ready. */

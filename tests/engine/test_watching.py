@@ -57,6 +57,70 @@ def test_metrics_count_and_name_the_straggler(ranks: Callable[[int], RankPool]) 
                 assert metrics["negotiation_seconds"] >= at_least
 
 
+def _carried(hosts: int) -> dict[str, float]:
+    """Reduce on some hosts, which are hosts in name; return the bytes by transport, without those of the start."""
+    import numpy as np
+    from support.collectives import allreduce
+
+    import horovodlike
+    from horovodlike import basics
+
+    rank = basics.rank()
+    basics.shutdown()
+    os.environ["HOROVODLIKE_HOSTID"] = f"host {rank % hosts}"
+    basics.init()
+    allreduce("x", np.ones(1000, np.float32))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:  # a thread that waits may go on before the engine notes the end of a batch
+        metrics = horovodlike.metrics()
+        found = {name: value for name, value in metrics.items() if name.startswith("bytes_by_") and value}
+        if sum(found.values()) == metrics["bytes"]:
+            return found
+        assert time.monotonic() < deadline, metrics
+
+
+def test_bytes_are_counted_by_what_carries_them(fresh_ranks: Callable[..., RankPool]) -> None:
+    pool = fresh_ranks(3)
+    assert pool.run(_carried, 1) == [{"bytes_by_shared_memory": 4000}] * 3
+    assert pool.run(_carried, 2) == [{"bytes_by_tcp": 4000}] * 3
+    assert fresh_ranks(1).run(_reduced_alone) == [{}]
+
+
+def _reduced_alone() -> dict[str, float]:
+    import numpy as np
+    from support.collectives import allreduce
+
+    import horovodlike
+
+    allreduce("x", np.ones(1000, np.float32))
+    return {name: value for name, value in horovodlike.metrics().items() if name.startswith("bytes_by_") and value}
+
+
+def _in_flight(folder: str) -> list[int]:
+    import numpy as np
+    from support.collectives import enqueue
+
+    import horovodlike
+    from horovodlike import basics
+    from horovodlike._engine import ops
+
+    before = horovodlike.metrics()["in_flight"]
+    go_on = Path(folder) / "go on"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while basics.rank() == 1 and not go_on.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    handles = [enqueue(ops.Kind.ALLREDUCE, f"x{i}", [np.ones(10, np.float32)]) for i in range(5)]
+    between = horovodlike.metrics()["in_flight"]
+    go_on.touch()
+    ops.wait_all(handles)
+    return [before, between, horovodlike.metrics()["in_flight"]] if basics.rank() == 0 else []
+
+
+def test_requests_in_flight_are_counted(fresh_ranks: Callable[..., RankPool], tmp_path: Path) -> None:
+    assert fresh_ranks(2).run(_in_flight, str(tmp_path)) == [[0, 5, 0], []]
+
+
 def test_metrics_without_an_engine_are_zeros() -> None:
     metrics = horovodlike.metrics()
     assert metrics["stragglers"] == []

@@ -118,6 +118,25 @@ def test_an_elastic_loss_and_recovery_are_shown(
     assert job.finish().code == 0
 
 
+def test_transports_queue_and_batches_are_shown(page: Page) -> None:
+    job = Job(2)
+    with running(job.board) as monitor:
+        assert monitor.url is not None
+        page.open(monitor.url)
+        for second in range(1, 5):
+            counts = {"executed": 400 * second, "batches": 100 * second, "bytes": 6e8 * second, "in_flight": 7}
+            job.second({}, **counts, bytes_by_shared_memory=5e8 * second, bytes_by_tcp=1e8 * second)
+        text = "600 MB/s of tensors on each rank; by shared memory 500 MB/s; by TCP 100 MB/s. Full scale is 500 MB/s."
+        page.wait_for(f"document.querySelector('#rate-text').textContent === '{text}'")
+        assert page.value("document.querySelector('#rate-key').innerText") == "shared memory TCP"
+        text = page.value("document.querySelector('#queue-text').textContent")
+        assert text.startswith(
+            "7 requests are in flight on the rank with most; 100 batches/s of 4.0 requests and 6.0 MB "
+        )
+        drawn = "[...document.querySelector('#queue').getContext('2d').getImageData(0,0,2000,90).data].some(v => v)"
+        assert page.value(drawn)
+
+
 @pytest.mark.parametrize("size", [2, 1024])
 def test_sizes_screens_and_keys(page: Page, size: int, tmp_path: Path) -> None:
     job = Job(size)

@@ -59,6 +59,8 @@ def _each_operation_alone() -> list[object]:
             before = calls[0]
             result = run()
             used = calls[0] > before
+            carried = {name for name, value in hvd.metrics().items() if name.startswith("bytes_by_") and value}
+            assert not used or "bytes_by_external" in carried, carried
             said = [table.find(transport, name).state == "available" for transport in ("MPI", "shared memory")]
             if not np.array_equal(result, expected[name]) or said != [used, not used] or used != (name == chosen):
                 wrong.append((chosen, name, used, said))

@@ -268,6 +268,12 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->communicating_ns = spent.communicating;
   counters->peer_wait_ns = static_cast<int64_t>(running->waited_for_peers());
   counters->blocked_ns = counted.blocked_time.load();
+  counters->in_flight = counted.time.in_flight();
+  counters->bytes_by_shared_memory = counted.carried_bytes[HVL_SHARED_MEMORY].load();
+  counters->bytes_by_tcp = counted.carried_bytes[HVL_TCP].load();
+  counters->bytes_by_external = counted.carried_bytes[HVL_EXTERNAL].load();
+  counters->bytes_by_nccl = counted.carried_bytes[HVL_NCCL].load();
+  counters->bytes_by_staging = counted.carried_bytes[HVL_STAGING].load();
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
 }
 

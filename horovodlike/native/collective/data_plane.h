@@ -84,6 +84,8 @@ class DataPlane {
   virtual Status reducescatter(const Scatter& scatter) = 0;
   virtual Status alltoall(const Exchange& exchange) = 0;
 
+  // The transport of the collective under way. HVL_BY_ENGINE: it has one rank, whose bytes go nowhere.
+  virtual hvl_transport transport() const = 0;
   // True if something other than this process's threads may still write to the outputs of a failed collective.
   virtual bool holds_memory() const { return false; }
 

@@ -31,6 +31,7 @@ class ExternalDataPlane : public DataPlane {
   ExternalDataPlane& operator=(const ExternalDataPlane&) = delete;
 
   void begin(TeamPtr team, uint64_t number) override;
+  hvl_transport transport() const override { return HVL_EXTERNAL; }
   bool holds_memory() const override { return in_progress_; }
 
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;

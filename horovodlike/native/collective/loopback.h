@@ -10,6 +10,7 @@ namespace hvl {
 class LoopbackDataPlane : public DataPlane {
  public:
   void begin(TeamPtr, uint64_t) override {}
+  hvl_transport transport() const override { return HVL_BY_ENGINE; }
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override {
     for (const Segment& segment : batch.segments()) {
       const void* source = segment.input;

@@ -48,6 +48,7 @@ void CollectiveReporter::begin(const Collective& collective) {
   flight_recorder_.begin(record);
   timeline_.begin(collective.tensors, collective.number, begun);
   begun_at_ = begun;
+  num_bytes_ = record.num_bytes;
   EngineCounters& counters = context_.counters;
   counters.time.begin(begun);
   counters.batches.fetch_add(1, std::memory_order_relaxed);
@@ -55,12 +56,13 @@ void CollectiveReporter::begin(const Collective& collective) {
   counters.negotiation_time.fetch_add(static_cast<int64_t>(negotiated), std::memory_order_relaxed);
 }
 
-void CollectiveReporter::end() {
+void CollectiveReporter::end(hvl_transport transport) {
   const uint64_t now = now_ns();
   flight_recorder_.end(now);
   timeline_.end(now);
   context_.counters.time.end(now);
   context_.counters.execution_time.fetch_add(static_cast<int64_t>(now - begun_at_), std::memory_order_relaxed);
+  context_.counters.carried_bytes[transport].fetch_add(num_bytes_, std::memory_order_relaxed);
 }
 
 Status CollectiveReporter::explain(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const {

@@ -33,7 +33,8 @@ class CollectiveReporter {
 
   // The rest is for the holder of the engine lock.
   void begin(const Collective& collective);
-  void end();
+  // `transport`: what has carried the tensors.
+  void end(hvl_transport transport);
 
   // Returns the error for the requests of this rank when the job has ended: `reason`, a hint, and what was in flight.
   Status explain(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const;
@@ -46,6 +47,7 @@ class CollectiveReporter {
   FlightRecorder flight_recorder_;
   Timeline timeline_;
   uint64_t begun_at_ = 0;  // of the collective under way
+  int64_t num_bytes_ = 0;  // of its tensors
 };
 
 }  // namespace hvl

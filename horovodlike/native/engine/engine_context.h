@@ -2,6 +2,7 @@
 // data plane and the messenger.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -71,6 +72,7 @@ struct EngineCounters {
   std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches in total
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
+  std::array<std::atomic<int64_t>, HVL_STAGING + 1> carried_bytes{};  // of the tensors in batches, by hvl_transport
   std::atomic<int64_t> blocked_time{0};  // nanoseconds in which callers waited for handles, summed over their threads
   TimeShares time;
 };

@@ -93,7 +93,7 @@ Status Executor::go_on() {
   }
   is_running_ = status.code() == HVL_IN_PROGRESS;
   has_failed_ = !status.ok() && !is_running_;
-  if (status.ok()) reporter_.end();
+  if (status.ok()) reporter_.end(plane()->transport());
   return is_running_ ? Status() : status;
 }
 

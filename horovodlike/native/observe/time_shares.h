@@ -38,6 +38,11 @@ class TimeShares {
     add(&communicating_, begun, now);
   }
 
+  // Any thread: requests that are enqueued and not complete.
+  int64_t in_flight() const {
+    const uint64_t num_completed = num_completed_.load();
+    return std::max<int64_t>(0, static_cast<int64_t>(num_enqueued_.load() - num_completed));
+  }
   // Any thread: the sums up to now, with the time that still runs. Neither ever falls.
   Sums read(uint64_t now) {
     Sums sums{waiting_.load(), communicating_.load()};

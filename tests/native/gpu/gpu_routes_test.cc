@@ -1,5 +1,7 @@
 // Rules that send some operations of tensors on GPUs through the host's memory, and others through NCCL.
 
+#include <thread>
+
 #include "check.h"
 #include "gpu_job.h"
 #include "negotiate/routes.h"
@@ -31,6 +33,24 @@ TEST(by_operation_and_size) {
     CHECK_EQ(nccl_calls(operations, staged, HVL_BROADCAST, 5000), size_t{0});
     CHECK_EQ(nccl_calls(operations, staged, HVL_ALLREDUCE, 5000), size_t{2});
   }
+}
+
+TEST(counts_the_bytes_that_each_transport_carries) {
+  EngineOptions options = on_double(GpuOperations::kNccl);
+  options.routes = Routes({{HVL_CUDA, HVL_ALLREDUCE, 64, HVL_STAGING}});
+  GpuJob job(2, options);
+  job.job().on_all([&](int rank) {
+    for (const int64_t size : {int64_t{5000}, int64_t{1}}) {
+      std::vector<float> data(static_cast<size_t>(size), 1.0F);
+      auto operation = on_gpu(make("x" + std::to_string(size), HVL_ALLREDUCE, {{size}}));
+      CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+    }
+    const auto& carried = job.job().engine(rank).counters().carried_bytes;
+    // A thread that waits may go on before the engine notes the end.
+    while (carried[HVL_NCCL].load() + carried[HVL_STAGING].load() < 20004) std::this_thread::yield();
+    CHECK_EQ(carried[HVL_NCCL].load(), 20000);
+    CHECK_EQ(carried[HVL_STAGING].load(), 4);
+  });
 }
 
 TEST(ranks_that_never_use_nccl_do_not_ask_for_it) {

@@ -22,6 +22,7 @@ class HostsDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
   Status alltoall(const Exchange& exchange) override;
+  hvl_transport transport() const override { return is_here() ? HVL_SHARED_MEMORY : HVL_TCP; }
   void close_in_child() override { mesh_->close_in_child(); }
 
  private:

@@ -50,6 +50,7 @@ class ShmDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override { return hvl::allgather(gather, &pipeline_); }
   Status reducescatter(const Scatter& scatter) override { return hvl::reducescatter(scatter, &pipeline_); }
   Status alltoall(const Exchange& exchange) override { return hvl::alltoall(exchange, &pipeline_); }
+  hvl_transport transport() const override { return HVL_SHARED_MEMORY; }
 
  private:
   ChunkPipeline pipeline_;

@@ -16,6 +16,7 @@ from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow import _weights
 from horovodlike.tensorflow._ops.calls import outermost
+from horovodlike.tensorflow._ops.native import ops
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.tensorflow.mpi_ops import grouped_allreduce, reduce_dense, size_op
 from horovodlike.weighting import Weight
@@ -96,7 +97,7 @@ class GradientReduction:
         """
         basics.size()  # raises before init()
         check_registered(self.process_set)
-        if tf.executing_eagerly():  # in a graph, this code runs only once
+        if tf.executing_eagerly():
             steps.mark()
         weight = _weights.of_step(self.weight, self.op, "distributed gradients")
         results = list(gradients)
@@ -124,6 +125,8 @@ class GradientReduction:
             of_group = self._reduce([results[i] for i in group], self._name(group, variables, use_generic_names))
             for i, gradient in zip(group, of_group, strict=True):
                 results[i] = gradient
+        if reduced and not tf.executing_eagerly():  # this code runs only once
+            results[reduced[0]] = _with_mark(results[reduced[0]])
         return results
 
     def _factor(self, weight: Any, first: list[Gradient], name: str | None) -> Any:
@@ -184,3 +187,11 @@ class GradientReduction:
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return values
+
+
+def _with_mark(gradient: Gradient) -> Gradient:
+    """Return a gradient that marks a step whenever a graph computes it."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = ops.horovodlike_mark_step(tensor=gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return ops.horovodlike_mark_step(tensor=gradient)

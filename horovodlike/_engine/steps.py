@@ -5,6 +5,7 @@ A mark costs some hundred nanoseconds, and takes no lock: threads that mark at t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 __all__ = ["step"]
@@ -16,13 +17,14 @@ _count = 0
 _samples = 0.0
 _seconds = 0.0
 _last = 0.0  # when the last step was marked; 0: there was none
+_of_graphs: Callable[[], tuple[int, float]] | None = None
 
 
 def step(samples: float = 0) -> None:
     """Mark a step, for the step time and the samples per second in `metrics()` and in the monitor.
 
-    A script whose optimizer or callbacks mark its steps does not need it: those of PyTorch and of eager TensorFlow do,
-    and `BroadcastGlobalVariablesCallback` does in Keras' `fit()`. From the first call on only these calls count, so a
+    A script whose optimizer or callbacks mark its steps does not need it: those of PyTorch and TensorFlow do, and
+    `BroadcastGlobalVariablesCallback` does in Keras' `fit()`. From the first call on only these calls count, so a
     script with several optimizers calls it once for all of them. It sends nothing; may be called from any thread.
 
     Args:
@@ -36,13 +38,25 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
     global _by, _count, _samples, _seconds, _last
     if by < _by:
         return
+    if by > _by:
+        _count, _samples, _seconds = counted()
     if by > _by and _count:  # this step has been marked by a less certain source
-        _by, _samples = by, _samples + samples
+        _by, _samples, _last = by, _samples + samples, _last or perf_counter()
         return
     now = perf_counter()
     if _last:
         _seconds += now - _last
     _by, _last, _count, _samples = by, now, _count + 1, _samples + samples
+
+
+def count_graphs(read: Callable[[], tuple[int, float]]) -> None:
+    """Also count the steps of graphs, which call no Python, as those of an optimizer; for bindings.
+
+    Args:
+        read: Returns their number since ``init()``, and the seconds from the first to the last.
+    """
+    global _of_graphs
+    _of_graphs = read
 
 
 def reset() -> None:
@@ -53,4 +67,5 @@ def reset() -> None:
 
 def counted() -> tuple[int, float, float]:
     """Return the number of steps, that of their samples, and the seconds from the first mark to the last."""
-    return _count, _samples, _seconds
+    count, seconds = _of_graphs() if _of_graphs and _by == BY_OPTIMIZER else (0, 0.0)
+    return _count + count, _samples, _seconds + seconds

@@ -44,6 +44,20 @@ def test_the_most_certain_source_counts_alone() -> None:
     assert (hvd.metrics()["steps"], hvd.metrics()["samples"]) == (6, 6)
 
 
+def test_steps_of_graphs_are_those_of_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [0, 0.0]
+    monkeypatch.setattr(steps, "_of_graphs", lambda: tuple(found))
+    steps.mark()
+    found[:] = [3, 1.5]
+    assert (hvd.metrics()["steps"], hvd.metrics()["step_seconds"]) == (4, 1.5)
+    steps.mark(steps.BY_CALLBACK)  # of the same step: the number never falls
+    assert (hvd.metrics()["steps"], hvd.metrics()["step_seconds"]) == (4, 1.5)
+    found[:] = [4, 2.0]
+    assert hvd.metrics()["steps"] == 4
+    steps.mark(steps.BY_CALLBACK)
+    assert hvd.metrics()["steps"] == 5
+
+
 def _blocked(late_rank: int) -> tuple[float, int]:
     import time
 

@@ -196,7 +196,49 @@ def _weights_without_names():
     assert gradient(tf.fill([2, 3], hvd.rank() + 1.0)).numpy().tolist() == [hvd.size() + 1.0] * 3
 
 
-CASES = (_tapes, _names_of_gradients, _weights_without_names, _ways_to_wrap_a_tape, _local_layers, _embeddings)
+def _steps_are_marked():
+    """By eager steps, by functions, and in a loop of a function; not by the tracing of one."""
+    from horovodlike import metrics
+
+    dense, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2]))
+
+    def step(variables):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(tf.gather(variable, [0]) * 2.0) for variable in variables)
+        for variable, gradient in zip(
+            variables, hvd.DistributedGradientTape(tape).gradient(loss, variables), strict=True
+        ):
+            variable.assign_sub(tf.convert_to_tensor(gradient))
+
+    def steps(variables):
+        for _ in tf.range(3):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            step(variables)
+
+    for variables in ([dense, table], [table]):  # the gradients of both are slices
+        for run, marked in ((step, 1), (tf.function(step), 1), (tf.function(steps), 3)):
+            for _ in range(2):
+                before = metrics()
+                run(variables)
+                after = metrics()
+                assert after["steps"] - before["steps"] == marked
+                assert after["step_seconds"] >= before["step_seconds"]
+    hvd.shutdown()
+    hvd.init()
+    assert metrics()["steps"] == 0
+    tf.function(step)([dense])
+    assert metrics()["steps"] == 1
+
+
+CASES = (
+    _steps_are_marked,
+    _tapes,
+    _names_of_gradients,
+    _weights_without_names,
+    _ways_to_wrap_a_tape,
+    _local_layers,
+    _embeddings,
+)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -108,6 +108,7 @@ def _of_anchored(_: Any, *gradients: Any) -> Gradients:
 
 _GRADIENTS = {
     "HorovodlikeAnchored": _of_anchored,
+    "HorovodlikeMarkStep": lambda op, gradient: gradient,
     "HorovodlikeAllreduce": _of_allreduce,
     "HorovodlikeAllgather": _of_allgather,
     "HorovodlikeBroadcast": _of_broadcast,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovodlike import basics, process_set
 from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._engine import steps
 from horovodlike._engine.native import lib  # loads the engine's library, which the ops are linked to
 from horovodlike.tensorflow._ops.build import library
 
@@ -18,6 +19,7 @@ assert lib is not None
 _path = str(library())
 ops: Any = tf.load_op_library(_path)
 _functions = ctypes.CDLL(_path)
+_functions.horovodlike_tensorflow_steps.restype = ctypes.c_int64
 
 
 def _enter(place: RankInfo) -> None:
@@ -38,6 +40,13 @@ def _forget(set_id: int) -> None:
     _functions.horovodlike_tensorflow_set_membership(set_id, 0, -1)
 
 
+def _steps_of_graphs() -> tuple[int, float]:
+    duration = ctypes.c_int64()
+    count = _functions.horovodlike_tensorflow_steps(ctypes.byref(duration))
+    return count, duration.value / 1e9
+
+
+steps.count_graphs(_steps_of_graphs)
 basics.on_init(_enter)
 basics.on_shutdown(_leave)
 process_set.on_added(lambda set_id: _set_membership(set_id, process_set.members(set_id)))

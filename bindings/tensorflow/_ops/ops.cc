@@ -1,5 +1,8 @@
 // The collectives as ops of TensorFlow, which call the engine's C API. Compiled on first import: see build.py.
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -85,6 +88,13 @@ REGISTER_OP("HorovodlikeAnchored")
     .Attr(HVL_TENSORS)
     .SetShapeFn(same_shapes);
 
+// Returns `tensor` unchanged, and counts a step: in a graph, one gradient of a step passes through it.
+REGISTER_OP("HorovodlikeMarkStep")
+    .Input("tensor: T")
+    .Output("same: T")
+    .Attr("T: type")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
 // These are stateful, so that TensorFlow does not fold their values into the graph: the values change with the job.
 
 REGISTER_OP("HorovodlikeRank")
@@ -149,6 +159,34 @@ class AnchoredKernel : public tensorflow::OpKernel {
 };
 
 HVL_KERNELS("Anchored", .HostMemory("anchor"), AnchoredKernel);
+
+// The steps since init(), and when the first and the last one were marked. One that is marked during init() may be lost.
+struct Steps {
+  std::atomic<int64_t> count{0};
+  std::atomic<int64_t> first{0};  // nanoseconds of a monotonic clock
+  std::atomic<int64_t> last{0};
+
+  void mark() {
+    const int64_t now = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    if (count.fetch_add(1) == 0) first.store(now);
+    last.store(now);
+  }
+};
+
+Steps marked_steps;
+
+class MarkStepKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    marked_steps.mark();
+    context->set_output(0, context->input(0));
+  }
+  bool IsExpensive() final { return false; }
+};
+
+HVL_KERNELS("MarkStep", , MarkStepKernel);
 
 // The kernel of an op that returns an integer of the current job, read when the op runs.
 class NumberKernel : public tensorflow::OpKernel {
@@ -243,6 +281,16 @@ HVL_KERNELS("ProcessSetIncluded", .HostMemory("included"), IncludedKernel);
 extern "C" __attribute__((visibility("default"))) void horovodlike_tensorflow_enter(int32_t rank, int32_t local_rank,
                                                                                     int32_t local_size) {
   horovodlike_tensorflow::Job::current().enter({rank, local_rank, local_size});
+  horovodlike_tensorflow::marked_steps.count.store(0);
+}
+
+// Returns the number of steps that graphs have marked since init(); sets *duration to the nanoseconds from the first to
+// the last one.
+extern "C" __attribute__((visibility("default"))) int64_t horovodlike_tensorflow_steps(int64_t* duration) {
+  const horovodlike_tensorflow::Steps& steps = horovodlike_tensorflow::marked_steps;
+  const int64_t count = steps.count.load();
+  *duration = count > 1 ? std::max<int64_t>(0, steps.last.load() - steps.first.load()) : 0;
+  return count;
 }
 
 extern "C" __attribute__((visibility("default"))) void horovodlike_tensorflow_set_membership(int32_t process_set,

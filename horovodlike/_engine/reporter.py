@@ -149,7 +149,7 @@ class _Reporter(threading.Thread):
         snapshots = _Snapshots(self._place, self._generation)
         while True:
             ends = self._stop_event.is_set()
-            report = {**snapshots.take(time.time()), **({"end": True} if ends else {})}
+            report = {**snapshots.take(time.time(), time.monotonic()), **({"end": True} if ends else {})}
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
@@ -182,7 +182,8 @@ class _Snapshots:
         self._gap = 0.0  # the longest time without progress lately
         self._progress_at = 0.0
 
-    def take(self, now: float) -> dict[str, Any]:
+    def take(self, sent: float, now: float) -> dict[str, Any]:
+        """Return the next report, which is sent at this time; `now` is the same time by the monotonic clock."""
         count: dict[str, Any] = dict(metrics())
         stragglers = count.pop("stragglers")
         done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
@@ -192,7 +193,7 @@ class _Snapshots:
                 self._gap = max(self._gap * _GAP_DECAY, now - self._progress_at)
             self._progress, self._progress_at = count["requests"], now
         idle = now - self._progress_at
-        report: dict[str, Any] = {"sent": now, "idle": round(idle, 3)}
+        report: dict[str, Any] = {"sent": sent, "monotonic": now, "idle": round(idle, 3)}
         if self._is_first:
             report["rank"] = self._describe()
             self._is_first = False

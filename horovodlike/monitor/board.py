@@ -24,6 +24,7 @@ RANK_HISTORY = 120
 SILENT_S = 5.0
 """A rank that has not reported for this long is shown as silent."""
 _LEAST_S = 0.01  # between two reports of which rates are made
+_CLOCK_STEP_S = 0.1  # a clock that has been set, and is not only adjusted
 _EVENTS = 200
 _LONGEST_EVENT = 8192
 _TAIL_BYTES = 4096
@@ -50,7 +51,8 @@ class RankState:
         step_seconds: How long a step takes, on average since the last report in which one ended; 0: none is marked.
         connections: What they have sent, from the last report.
         heard_at: When its last report came, by the clock of the board.
-        sent: When it was sent, by the clock of the rank.
+        monotonic: When it was sent, by the monotonic clock of the rank.
+        clock: By how much the clock of the rank was ahead of that one.
         idle: How long it had completed nothing, in seconds.
         stack: Where its Python threads are; None unless it has completed nothing for some seconds.
         ended: Whether it has said that this is the end.
@@ -65,7 +67,8 @@ class RankState:
     step_seconds: float = 0.0
     connections: Connections = field(default_factory=dict)
     heard_at: float = 0.0
-    sent: float = 0.0
+    monotonic: float = 0.0
+    clock: float = 0.0
     idle: float = 0.0
     stack: str | None = None
     ended: bool = False
@@ -73,11 +76,11 @@ class RankState:
         default_factory=lambda: {name: array("H") for name in (*_PARTS, "late")}, repr=False
     )
 
-    def measure(self, counters: Mapping[str, float], sent: float) -> None:
+    def measure(self, counters: Mapping[str, float], monotonic: float) -> None:
         """Take new counters; compute rates and parts from their changes."""
-        before, seconds = dict(self.counters), sent - self.sent
+        before, seconds = dict(self.counters), monotonic - self.monotonic
         self.counters.update(counters)
-        self.sent = sent
+        self.monotonic = monotonic
         if not before or seconds < _LEAST_S:
             return
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
@@ -93,7 +96,7 @@ class RankState:
         """Return the sums that tell a slow rank from the others."""
         counters, process = self.counters, self.process
         return Sample(
-            time=self.sent,
+            time=self.monotonic,
             steps=int(counters.get("steps", 0)),
             blocked=counters.get("blocked_seconds", 0.0),
             collective=counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
@@ -180,7 +183,11 @@ class Board:
             if state is None or state.about is not about:
                 return
             now = state.heard_at = self._clock()
-            state.measure(report["counters"], report["sent"])
+            host, clock = str(state.about["host"]), report["sent"] - report["monotonic"]
+            if state.monotonic and abs(clock - state.clock) > _CLOCK_STEP_S:
+                self._delays.forget_clock(host)
+            state.clock = clock
+            state.measure(report["counters"], report["monotonic"])
             state.process.update(report["process"])
             state.connections = report["connections"]
             state.idle = report["idle"]
@@ -189,7 +196,6 @@ class Board:
             state.ended = report["end"]
             if rank == 0:
                 self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
-            host = str(state.about["host"])
             self._delays.take(rank, host, report["sent"], now, report["collectives"])
 
     def verdicts(self) -> list[dict[str, Any]]:

@@ -2,8 +2,11 @@
 
 A report is an object. The fields that may be missing have not changed since the last report of the connection.
 
-``sent``, ``idle``
-    The time by the clock of the rank; and for how many seconds the rank has completed nothing.
+``sent``, ``monotonic``
+    The time by the clock of the rank, to be compared with those of other ranks; and by its monotonic clock, for
+    durations.
+``idle``
+    For how many seconds the rank has completed nothing.
 ``rank``
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
 ``counters``, ``process``
@@ -34,7 +37,7 @@ from horovodlike._net.secure_server import Connection, ProtocolError, SecureServ
 from horovodlike.monitor.board import Board
 
 _MOST_COLLECTIVES = 64
-_MOST_TOLD = 16
+_MOST_VERDICTS = 16
 _MOST_CONNECTIONS = 16
 _MOST_RANKS = 65536
 _LONGEST_NAME = 256
@@ -67,7 +70,7 @@ class Collector:
         """
         self._board = board
         self._about: dict[Connection, dict[str, Any]] = {}
-        self._told: dict[Connection, list[tuple[Any, ...]]] = {}  # ranks and kinds of the verdicts that a rank 0 has
+        self._sent_verdicts: dict[Connection, list[tuple[Any, ...]]] = {}  # their ranks and kinds
         self.server = SecureServer(key, self, who="rank", expected=expected)
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
@@ -89,22 +92,24 @@ class Collector:
                 self._about[connection] = about
             self._board.take_report(connection.rank, about, read_report(message))
             if connection.rank == 0:
-                self._tell(connection)
+                self._send_verdicts(connection)
         except ProtocolError:
             raise
         except Exception as error:  # whatever is wrong with a report ends its connection, and nothing else
             raise ProtocolError(f"it sent a report that makes no sense ({type(error).__name__})") from None
 
-    def _tell(self, connection: Connection) -> None:
-        verdicts = [{**each, "ranks": each["ranks"][:_MOST_TOLD]} for each in self._board.verdicts()[:_MOST_TOLD]]
+    def _send_verdicts(self, connection: Connection) -> None:
+        verdicts = [
+            {**each, "ranks": each["ranks"][:_MOST_VERDICTS]} for each in self._board.verdicts()[:_MOST_VERDICTS]
+        ]
         known = [(*each["ranks"], each["kind"]) for each in verdicts]
-        if known != self._told.get(connection, []):
-            self._told[connection] = known
+        if known != self._sent_verdicts.get(connection, []):
+            self._sent_verdicts[connection] = known
             self.server.send(connection, {"slow": verdicts})
 
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
-        self._told.pop(connection, None)
+        self._sent_verdicts.pop(connection, None)
         about = self._about.pop(connection, None)
         if about is not None:
             self._board.lose(connection.rank, about)
@@ -125,7 +130,7 @@ def read_report(message: Any) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: It is not a report.
     """
-    report: dict[str, Any] = {"sent": _number(message["sent"]), "idle": _number(message["idle"])}
+    report: dict[str, Any] = {name: _number(message[name]) for name in ("sent", "monotonic", "idle")}
     for part, names in _NUMBERS.items():
         found = message.get(part, {})
         report[part] = {name: _number(found[name]) for name in names if name in found}

@@ -76,6 +76,11 @@ class Delays:
         while len(self._waiting) > _MOST_COLLECTIVES:
             self._waiting.popitem(last=False)
 
+    def forget_clock(self, host: str) -> None:
+        """Forget how far the clock of a host is behind, and times of it: the clock has been set."""
+        self._behind.pop(host, None)
+        self._waiting.clear()
+
     def evaluate(self, now: float, size: int) -> dict[int, float]:
         """Close the collectives that all ranks have reported, or that are old; return the delay of each rank."""
         done = [

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     """Sums of one rank, in seconds unless said otherwise; None where its kernel does not know.
 
     Attributes:
-        time: When they were taken, by the clock of the rank.
+        time: When they were taken, by the monotonic clock of the rank.
         steps: The number of steps; 0 if nothing marks them.
         blocked: In which its threads waited for collectives.
         collective: In which collectives waited or were carried out, hidden by computation or not: where no thread waits

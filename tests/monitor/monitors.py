@@ -77,7 +77,7 @@ def about(rank: int, size: int, **more: Any) -> dict[str, Any]:
 
 def report(rank: int, size: int, sent: float, **more: Any) -> dict[str, Any]:
     counters = {"bytes": 1000, "requests": 10, "batches": 5, "waiting_seconds": 0.5, "communicating_seconds": 0.1}
-    return {"rank": about(rank, size), "sent": sent, "idle": 0.0, "counters": counters, **more}
+    return {"rank": about(rank, size), "sent": sent, "monotonic": sent, "idle": 0.0, "counters": counters, **more}
 
 
 class Reporter:

@@ -27,6 +27,7 @@ class Job:
         self.board = Board("job", "1.0", clock=lambda: self.now)
         self.number = 0
         self.waited = [0.0] * size
+        self.clocks: dict[int, float] = {}  # by how much those of some ranks have been set forward
         for rank in range(size):
             self.board.take_hello(about(rank, size))
 
@@ -46,7 +47,7 @@ class Job:
         most = max([0.0, *late.values()])
         for rank in set(range(self.size)) - silent:
             self.waited[rank] += steps * (most - late.get(rank, 0.0))
-            skew = 3600.0 * (rank % hosts)
+            skew = 3600.0 * (rank % hosts) - self.clocks.get(rank, 0.0)
             collectives = [
                 [number, "allreduce", f"layer{number % 3}", 400, self.now - 0.9 + i / 10 + late.get(rank, 0.0) - skew]
                 for i, number in enumerate(numbers)
@@ -55,12 +56,12 @@ class Job:
             counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
-            self.report(
-                rank, sent=sent, idle=0.0, counters=counters | more, collectives=collectives, process=process(rank)
-            )
+            more_of_rank = {"collectives": collectives, "process": process(rank)}
+            self.report(rank, sent, self.now - 9e5, idle=0.0, counters=counters | more, **more_of_rank)
         self.board.tick()
 
-    def report(self, rank: int, **message: Any) -> None:
+    def report(self, rank: int, sent: float, monotonic: float | None = None, **message: Any) -> None:
+        message |= {"sent": sent, "monotonic": sent if monotonic is None else monotonic}
         self.board.take_report(rank, self.board._ranks[rank].about, read_report(message))
 
 
@@ -93,6 +94,26 @@ def test_a_straggler_is_found_however_late_it_is(delay: float) -> None:
     assert delays.by_rank == pytest.approx({0: 0.0, 1: delay})
     found = delays.verdict(0.5)
     assert found is not None and (found["rank"], found["share"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+@pytest.mark.parametrize("late", [{}, {2: 0.05}])
+def test_a_clock_that_is_set_changes_no_verdict(by: float, late: dict[int, float]) -> None:
+    job = Job(3)
+
+    def of_processes(rank: int) -> dict[str, float]:
+        return {"cpu_seconds": job.now / 2}
+
+    for second in range(3 * WINDOW):
+        job.clocks = {1: by} if second >= WINDOW + 2 else {}
+        job.second(late, hosts=3, process=of_processes)
+        found = job.board.snapshot()
+        if second > WINDOW:
+            assert [each["ranks"] for each in found["slow"]] == ([[2]] if late else [])
+            assert (found["straggler"] or {"rank": None})["rank"] == (2 if late else None)
+            most = max(each["late"] for each in found["ranks"])
+            assert most == pytest.approx(max(late.values(), default=0.0), abs=1e-3)
+            assert found["ranks"][1]["rates"]["requests"] == pytest.approx(4.0)
 
 
 def test_a_straggler_is_found_in_steps_of_ten_seconds() -> None:
@@ -226,7 +247,7 @@ def test_reports_on_a_connection_that_another_one_has_followed_are_dropped() -> 
     job = Job(2)
     old = job.board._ranks[1].about
     job.board.take_hello(about(1, 3, generation=2))
-    job.board.take_report(1, old, read_report({"sent": job.now, "idle": 9.0, "end": True}))
+    job.board.take_report(1, old, read_report({"sent": job.now, "monotonic": 1, "idle": 9.0, "end": True}))
     [rank] = job.board.snapshot()["ranks"]
     assert (rank["state"], rank["idle"]) == ("running", 0.0)
     job.report(1, sent=job.now, idle=1.0)
@@ -279,7 +300,7 @@ def test_text_that_is_no_text_harms_nothing() -> None:
     assert found["host"] == "node?"
     assert board.take_hello(found)
     assert 'host="node?"' in render(board.snapshot())
-    assert read_report({"sent": 1, "idle": 4, "stack": "\udc80x"})["stack"] == "?x"
+    assert read_report({"sent": 1, "monotonic": 1, "idle": 4, "stack": "\udc80x"})["stack"] == "?x"
 
 
 def test_late_reports_do_not_open_collectives_again() -> None:
@@ -317,23 +338,29 @@ def test_a_snapshot_of_1024_ranks() -> None:
     assert len(json.dumps(state)) < 2_000_000
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        *([], None, 5, {}, {"sent": "x", "idle": 0}, {"sent": True, "idle": 0}, {"sent": 1, "idle": -1}),
-        {"sent": 1, "idle": 0, "counters": {"bytes": "1"}},
-        {"sent": 1, "idle": 0, "late": [[1, 2]]},
-        {"sent": 1, "idle": 0, "collectives": [[1, "a", "b", 4, None]]},
-        {"sent": 1e999, "idle": 0},
-        {"sent": 1, "idle": 0, "stack": 5},
-        {"sent": 1, "idle": 0, "late": [[2**70, 2, 1.0]]},
-        {"sent": 1, "idle": 0, "collectives": [[1, "a", "b", 4, 1e308]]},
-        {"sent": 1e308, "idle": 0},
-    ],
-)
-def test_a_report_that_makes_no_sense(message: Any) -> None:
+@pytest.mark.parametrize("message", [[], None, 5, {}, {"sent": 1, "monotonic": 1}, {"sent": 1, "idle": 0}])
+def test_a_report_that_is_none(message: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         read_report(message)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"sent": "x"}, {"sent": True}, {"sent": 1e999}, {"sent": 1e308}, {"monotonic": "x"}, {"idle": -1}),
+        {"counters": {"bytes": "1"}},
+        {"late": [[1, 2]]},
+        {"collectives": [[1, "a", "b", 4, None]]},
+        {"stack": 5},
+        {"late": [[2**70, 2, 1.0]]},
+        {"collectives": [[1, "a", "b", 4, 1e308]]},
+    ],
+)
+def test_a_report_that_makes_no_sense(wrong: dict[str, Any]) -> None:
+    right = {"sent": 1, "monotonic": 1, "idle": 0}
+    read_report(right)
+    with pytest.raises((ValueError, TypeError)):
+        read_report(right | wrong)
 
 
 def test_an_event_names_the_rank_that_a_worker_has() -> None:

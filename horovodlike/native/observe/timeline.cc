@@ -34,8 +34,11 @@ std::string shape_of(const TensorSignature& tensor) {
   return "[" + text + "]";
 }
 
-std::string arguments_of(const Signature& signature, uint64_t number) {
-  std::string text = "\"args\": {\"collective\": " + std::to_string(number);
+std::string arguments_of(const Operation& operation, uint64_t number) {
+  const Signature& signature = operation.signature;
+  std::string text = "\"args\": {\"collective\": " + std::to_string(number) +
+                     ", \"bytes\": " + std::to_string(operation.total_bytes);
+  if (signature.device != HVL_CPU) text += ", \"device\": \"gpu\"";
   if (!signature.tensors.empty()) {
     const TensorSignature& first = signature.tensors.front();
     text += ", \"dtype\": " + quoted(name_of(first.dtype)) + ", \"shape\": " + quoted(shape_of(first));
@@ -105,7 +108,7 @@ void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t numb
     const std::string kind = upper_case(name_of(signature.kind));
     const int row = row_of(signature.name);
     add_span("\"name\": \"NEGOTIATE_" + kind + "\"", row, std::max(tensor->request->enqueued_at, started_), now);
-    open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(signature, number), now});
+    open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(*tensor->request->operation, number), now});
   }
 }
 

@@ -1,0 +1,271 @@
+"""The trace of a profile: all ranks, what their frameworks and the engine did, in one file for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import heappush, heapreplace
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+from horovodlike.timeline._arrows import Place, arrow
+from horovodlike.timeline._batches import NEGOTIATE, Batch, Event, Request, matched, microseconds, nanoseconds
+from horovodlike.timeline._intervals import Interval
+from horovodlike.timeline._merging import named
+from horovodlike.timeline._profile import COLLECTIVE, KEY, NEGOTIATION, STEP, VERSION, RankProfile, read_profile
+
+_BEFORE_NS = 60_000_000_000  # the trace counts from here on, so that what was recorded before the first step has a time
+_ROUNDING_NS = 1000  # by which a slice may exceed the one that it is in; it is cut
+_MOST_ROWS = 32  # of slices of one thread that do not nest; more are cut
+_PSEUDO_PROCESSES = ("Spans", "Traces", "")  # of PyTorch: the whole profile as a slice
+
+
+def merge_profile(folder: Path) -> Path:
+    """Make one trace of the profile in a folder: ``trace.json``, which https://ui.perfetto.dev opens.
+
+    Each rank is a process, with a row for its steps, a row for the batches of collectives, rows for their negotiation,
+    and those of its framework. Clocks of hosts are aligned where collectives prove that they differ. An arrow leads
+    from the rank that requested a batch last to the batch on each other rank. A trace that exists is replaced once the
+    new one is complete.
+
+    Args:
+        folder: What ``hvdrun --attach PID profile`` has written. A rank may lack its timeline or its trace.
+
+    Returns:
+        The path of the trace.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        ValueError: The folder is no profile, or a file in it is damaged; the message names the file.
+    """
+    ranks = read_profile(folder)
+    output = folder / "trace.json"
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".trace.", delete=False) as file:
+        try:
+            _Writer(file, ranks).write()
+            file.close()
+            os.chmod(file.name, (folder / f"rank{ranks[0].rank}.json").stat().st_mode & 0o777)
+            os.replace(file.name, output)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return output
+
+
+class _Writer:
+    """Writes the trace rank by rank, since the events of all ranks together may be too much for the memory."""
+
+    def __init__(self, file: IO[str], ranks: list[RankProfile]) -> None:
+        self._file = file
+        self._ranks = ranks
+        self._numbers = count(1)  # of processes, threads and flows: none is used twice
+        known = [*(mark for each in ranks for mark in each.marks[:1])]
+        known += [batch.first_request for each in ranks for batch in (each.batches or ())[:1]]
+        self._origin = min(known, default=0) - _BEFORE_NS
+        self._places: dict[tuple[int, int], tuple[Place, Place | None]] = {}  # by rank and number of the collective
+        self._about: list[dict[str, object]] = []
+        self._is_first = True
+
+    def write(self) -> None:
+        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for each in self._ranks:
+            self._add(self._events_of(each))
+        batches = {each.rank: each.batches for each in self._ranks if each.batches}
+        for members in matched(batches, self._ranks[0].size):
+            self._add(self._arrows(members))
+        about = {"version": VERSION, "origin_ns": self._origin, "ranks": self._about}
+        self._file.write(f'\n], "{KEY}": {json.dumps(about)}}}\n')
+
+    def _add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._file.write(("\n" if self._is_first else ",\n") + json.dumps(event))
+            self._is_first = False
+
+    def _events_of(self, profile: RankProfile) -> Iterator[Event]:
+        process = next(self._numbers)
+        name = f"rank {profile.rank} \u00b7 {profile.host} \u00b7 {profile.pid}"
+        yield named("process_name", process, name=name)
+        yield named("process_sort_index", process, sort_index=profile.rank)
+        if len(profile.marks) > 1:
+            yield from self._steps(profile, process)
+        if profile.batches:
+            yield from self._communication(profile, process)
+        processes = [process]
+        if profile.events_of_framework is not None:
+            try:
+                events, offset = profile.events_of_framework()
+                yield from self._framework(profile, events, offset - self._origin, processes)
+            except (KeyError, TypeError, AttributeError) as problem:
+                raise ValueError(f"rank{profile.rank}.trace.json has an event that is none: {problem!r}") from problem
+        self._about.append(
+            {
+                **{key: getattr(profile, key) for key in ("rank", "size", "host", "pid", "framework", "first_step")},
+                "correction": profile.correction,
+                "has_timeline": profile.batches is not None,
+                "processes": processes,
+            }
+        )
+
+    def _thread(self, process: int, name: str) -> tuple[int, Iterator[Event]]:
+        thread = next(self._numbers)
+        names = (named("thread_name", process, name=name), named("thread_sort_index", process, sort_index=thread))
+        return thread, ({**each, "tid": thread} for each in names)
+
+    def _slice(self, name: str, category: str, row: tuple[int, int], interval: Interval, **arguments: object) -> Event:
+        begin, end = interval[0] - self._origin, interval[1] - self._origin
+        times = {"ts": microseconds(begin), "dur": microseconds(end - begin)}
+        return {"ph": "X", "name": name, "cat": category, "pid": row[0], "tid": row[1], **times, "args": arguments}
+
+    def _steps(self, profile: RankProfile, process: int) -> Iterator[Event]:
+        thread, names = self._thread(process, "steps")
+        yield from names
+        marks = profile.marks
+        for number, interval in enumerate(zip(marks, marks[1:], strict=False)):
+            title = "recorded" if profile.first_step is None else f"step {profile.first_step + number}"
+            yield self._slice(title, STEP, (process, thread), interval)
+
+    def _communication(self, profile: RankProfile, process: int) -> Iterator[Event]:
+        thread, names = self._thread(process, "collectives")
+        yield from names
+        batches = profile.batches or []
+        for batch in batches:
+            arguments: dict[str, object] = {"collective": batch.number, "bytes": batch.num_bytes}
+            if batch.on_gpu:
+                arguments["device"] = "gpu"
+            if batch.clipped:
+                arguments["clipped"] = True
+            arguments["tensors"] = {request.name: _details(request, batch) for request in batch.requests}
+            interval = batch.begun, batch.ended
+            yield self._slice(f"{batch.kind} {batch.title}", COLLECTIVE, (process, thread), interval, **arguments)
+            self._places[profile.rank, batch.number] = self._place(process, thread, interval), None
+        yield from self._negotiations(
+            profile.rank, [each for each in batches if each.first_request < each.begun], process
+        )
+
+    def _negotiations(self, rank: int, batches: list[Batch], process: int) -> Iterator[Event]:
+        """Yield a slice from the first request of each batch to its begin, in as few rows as possible."""
+        free: list[tuple[int, int]] = []  # the end of the last slice in each row, and its thread
+        for batch in sorted(batches, key=lambda batch: batch.first_request):
+            interval = batch.first_request, batch.begun
+            if free and free[0][0] <= interval[0]:
+                thread = free[0][1]
+                heapreplace(free, (interval[1], thread))
+            else:
+                thread, names = self._thread(process, "negotiation" + (f" {len(free) + 1}" if free else ""))
+                yield from names
+                heappush(free, (interval[1], thread))
+            title, row = f"{NEGOTIATE}{batch.kind} {batch.title}", (process, thread)
+            yield self._slice(title, NEGOTIATION, row, interval, collective=batch.number)
+            collective, _ = self._places[rank, batch.number]
+            self._places[rank, batch.number] = collective, self._place(process, thread, interval)
+
+    def _place(self, process: int, thread: int, interval: Interval) -> Place:
+        return Place(process, thread, interval[0] - self._origin, interval[1] - self._origin)
+
+    def _arrows(self, members: dict[int, Batch]) -> Iterator[Event]:
+        last = max(members, key=lambda rank: members[rank].ready)
+        number, at = members[last].number, members[last].ready - self._origin
+        _, source = self._places[last, number]
+        for rank in members:
+            if rank != last and source is not None:
+                yield from arrow(self._numbers, f"rank {last} was last", source, at, self._places[rank, number][0])
+
+    def _framework(
+        self, profile: RankProfile, events: list[Event], shift: int, processes: list[int]
+    ) -> Iterator[Event]:
+        """Yield the framework's events with processes, threads and flows of their own numbers."""
+        names = {(each["pid"], each.get("tid")): each["args"] for each in events if each.get("name") == "thread_name"}
+        titles = {each["pid"]: each["args"] for each in events if each.get("name") == "process_name"}
+        titles |= {
+            each["pid"]: {"name": each["args"]["labels"]} for each in events if each.get("name") == "process_labels"
+        }
+        used = Counter(each["pid"] for each in events if each["ph"] != "M" and _is_shown(each))
+        main = profile.pid if profile.pid in used else max(used, key=lambda pid: used[pid], default=None)
+        numbers = {main: processes[0]}
+        for pid in used:
+            if pid not in numbers:
+                numbers[pid] = next(self._numbers)
+                processes.append(numbers[pid])
+                title = f"rank {profile.rank} \u00b7 {titles.get(pid, {}).get('name', pid)}"
+                yield named("process_name", numbers[pid], name=title)
+                yield named("process_sort_index", numbers[pid], sort_index=profile.rank)
+        ids: dict[tuple[object, object], int] = {}
+        rows: dict[tuple[object, object], list[Event]] = {}
+        for event in events:
+            if event["ph"] != "M" and _is_shown(event):
+                rows.setdefault((event["pid"], event.get("tid")), []).append(event)
+        for (pid, tid), of_row in rows.items():
+            name = str(names.get((pid, tid), {}).get("name", f"thread {tid}"))
+            yield from self._framework_row(of_row, name, numbers[pid], shift, ids)
+
+    def _framework_row(
+        self, events: list[Event], name: str, process: int, shift: int, ids: dict[tuple[object, object], int]
+    ) -> Iterator[Event]:
+        threads: list[int] = []
+        slices = [each for each in events if each["ph"] == "X"]
+        for row, event, interval in nested(slices, shift):
+            if row == len(threads):
+                thread, names = self._thread(process, name if row == 0 else f"{name} ({row + 1})")
+                yield from names
+                threads.append(thread)
+            begin, end = interval
+            times = {"ts": microseconds(begin), "dur": microseconds(end - begin)}
+            yield self._with_ids({**event, "pid": process, "tid": threads[row], **times}, ids)
+        if not threads:
+            thread, names = self._thread(process, name)
+            yield from names
+            threads.append(thread)
+        for event in events:
+            if event["ph"] != "X":
+                time = {"ts": microseconds(nanoseconds(event["ts"]) + shift)}
+                yield self._with_ids({**event, "pid": process, "tid": threads[0], **time}, ids)
+
+    def _with_ids(self, event: Event, ids: dict[tuple[object, object], int]) -> Event:
+        for key in ("id", "bind_id"):
+            if key in event:
+                known = (event.get("cat") if key == "id" else key, str(event[key]))
+                if known not in ids:
+                    ids[known] = next(self._numbers)
+                event[key] = ids[known]
+        return event
+
+
+def _is_shown(event: Event) -> bool:
+    return event.get("pid", "") not in _PSEUDO_PROCESSES
+
+
+def _details(request: Request, batch: Batch) -> dict[str, object]:
+    known = {} if request.num_bytes is None else {"bytes": request.num_bytes}
+    return {**known, "waited_us": microseconds(batch.begun - request.at)}
+
+
+def nested(slices: list[Event], shift: int) -> Iterator[tuple[int, Event, Interval]]:
+    """Yield the row of each slice of a thread, the slice, and from when to when it lasts in ns, so that rows nest.
+
+    A row nests if any two slices in it are apart, or one is within the other: a viewer drops others. Nearly all are in
+    row 0; one that overlaps others there gets a row behind it.
+    """
+    timed = []
+    for each in slices:
+        begin = nanoseconds(each["ts"]) + shift
+        timed.append((begin, -max(0, nanoseconds(each["dur"])), each))
+    timed.sort(key=lambda each: each[:2])
+    rows: list[list[int]] = [[]]  # the ends of the slices that have begun
+    for begin, negative, event in timed:
+        end = begin - negative
+        for row, ends in enumerate(rows):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            if not ends or end <= ends[-1] + _ROUNDING_NS or row + 1 == _MOST_ROWS:
+                break
+        else:
+            row, ends = len(rows), []
+            rows.append(ends)
+        if ends:
+            end = min(end, ends[-1])
+        ends.append(end)
+        yield row, event, (begin, end)

@@ -14,6 +14,9 @@ Number = int | float
 START = "start_time_since_epoch_in_micros"
 NEGOTIATE = "NEGOTIATE_"
 CLIPPED = "older_than_timeline"
+encoded = json.JSONEncoder(ensure_ascii=False).encode
+"""An event as it is written. Perfetto reads no escapes of characters in all places."""
+
 _JOINED_NS = 2  # a negotiation ends where the collective begins, but for rounding
 _SLACK_NS = 1_000_000  # by which clocks may differ after they were aligned
 

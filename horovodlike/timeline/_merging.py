@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -19,6 +18,7 @@ from horovodlike.timeline._batches import (
     Event,
     batches_of,
     checked_timeline,
+    encoded,
     load,
     matched,
     microseconds,
@@ -42,8 +42,8 @@ def files_of_job(file_path: Path) -> list[Path]:
 def merge_files(paths: Sequence[Path], output: Path) -> int:
     """Merge timeline files into one; return the number of its events."""
     events = merge(read_timeline(path) for path in paths)
-    lines = ",\n".join(json.dumps(event) for event in events)
-    output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    lines = ",\n".join(encoded(event) for event in events)
+    output.write_text(f"[\n{lines}\n]\n", encoding="utf-8", errors="replace")
     return len(events)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from horovodlike.timeline._arrows import Place, arrow
-from horovodlike.timeline._batches import NEGOTIATE, Batch, Event, Request, matched, microseconds, nanoseconds
+from horovodlike.timeline._batches import NEGOTIATE, Batch, Event, Request, encoded, matched, microseconds, nanoseconds
 from horovodlike.timeline._intervals import Interval
 from horovodlike.timeline._merging import named
 from horovodlike.timeline._profile import COLLECTIVE, KEY, NEGOTIATION, STEP, VERSION, RankProfile, read_profile
@@ -44,9 +43,11 @@ def merge_profile(folder: Path) -> Path:
     """
     ranks = read_profile(folder)
     output = folder / "trace.json"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".trace.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", dir=folder, prefix=".trace.", delete=False
+    ) as file:
         try:
-            _Writer(file, ranks).write()
+            _Writer(file, folder, ranks).write()
             file.close()
             os.chmod(file.name, (folder / f"rank{ranks[0].rank}.json").stat().st_mode & 0o777)
             os.replace(file.name, output)
@@ -59,8 +60,9 @@ def merge_profile(folder: Path) -> Path:
 class _Writer:
     """Writes the trace rank by rank, since the events of all ranks together may be too much for the memory."""
 
-    def __init__(self, file: IO[str], ranks: list[RankProfile]) -> None:
+    def __init__(self, file: IO[str], folder: Path, ranks: list[RankProfile]) -> None:
         self._file = file
+        self._folder = folder
         self._ranks = ranks
         self._numbers = count(1)  # of processes, threads and flows: none is used twice
         known = [*(mark for each in ranks for mark in each.marks[:1])]
@@ -78,11 +80,11 @@ class _Writer:
         for members in matched(batches, self._ranks[0].size):
             self._add(self._arrows(members))
         about = {"version": VERSION, "origin_ns": self._origin, "ranks": self._about}
-        self._file.write(f'\n], "{KEY}": {json.dumps(about)}}}\n')
+        self._file.write(f'\n], "{KEY}": {encoded(about)}}}\n')
 
     def _add(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._file.write(("\n" if self._is_first else ",\n") + json.dumps(event))
+            self._file.write(("\n" if self._is_first else ",\n") + encoded(event))
             self._is_first = False
 
     def _events_of(self, profile: RankProfile) -> Iterator[Event]:
@@ -100,7 +102,8 @@ class _Writer:
                 events, offset = profile.events_of_framework()
                 yield from self._framework(profile, events, offset - self._origin, processes)
             except (KeyError, TypeError, AttributeError) as problem:
-                raise ValueError(f"rank{profile.rank}.trace.json has an event that is none: {problem!r}") from problem
+                path = self._folder / f"rank{profile.rank}.trace.json"
+                raise ValueError(f"{path} has an event that is none: {problem!r}") from problem
         self._about.append(
             {
                 **{key: getattr(profile, key) for key in ("rank", "size", "host", "pid", "framework", "first_step")},

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from horovodlike.timeline._batches import Event
+from horovodlike.timeline._batches import Event, nanoseconds
 from horovodlike.timeline._intervals import Interval, union
 from horovodlike.timeline._profile import RankProfile
 from horovodlike.timeline._profile_trace import nested
@@ -20,7 +20,7 @@ _NOT_COMPUTING = re.compile(r"autograd::engine|Optimizer\.|horovodlike|c10d::|nc
 
 @dataclass
 class Activity:
-    """What a framework did on one rank.
+    """The work of a framework on one rank.
 
     Attributes:
         computing: When an operator ran; None: the recording does not tell, as samples of stacks do not.
@@ -45,6 +45,17 @@ def activity_of(profile: RankProfile, window: Interval) -> Activity | None:
     for of_row in rows.values():
         _add_row(nested(of_row, offset), window, self_times, computing, profile.framework == "torch")
     return Activity(None if profile.framework == "stacks" else union(computing), self_times)
+
+
+def extent_of(profile: RankProfile) -> Interval:
+    """Return from when to when the framework was recorded; an empty interval: it was not."""
+    if profile.events_of_framework is None:
+        return 0, 0
+    events, offset = profile.events_of_framework()
+    times = [(nanoseconds(each["ts"]), nanoseconds(each["dur"])) for each in events if each["ph"] == "X"]
+    if not times:
+        return 0, 0
+    return min(begin for begin, _ in times) + offset, max(begin + length for begin, length in times) + offset
 
 
 def _add_row(

@@ -10,7 +10,7 @@ from horovodlike.timeline._batches import Event, microseconds
 CATEGORY = "release"
 
 
-class Place:
+class Slice:
     """A slice of the trace.
 
     Attributes:
@@ -27,7 +27,7 @@ class Place:
         self.pid, self.tid, self.begin, self.end = pid, tid, begin, end
 
 
-def arrow(numbers: count[int], name: str, source: Place, at: int, target: Place) -> Iterator[Event]:
+def arrow(numbers: count[int], name: str, source: Slice, at: int, target: Slice) -> Iterator[Event]:
     """Make an arrow from the moment ``at`` in a slice to the begin of another one, each a slice in which it fits.
 
     A viewer binds the ends of an arrow to the slices that enclose them, and drops one that ends before it begins.

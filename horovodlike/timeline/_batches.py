@@ -21,7 +21,7 @@ _JOINED_NS = 2  # a negotiation ends where the collective begins, but for roundi
 _SLACK_NS = 1_000_000  # by which clocks may differ after they were aligned
 
 
-class Request(NamedTuple):
+class TensorRequest(NamedTuple):
     """A tensor of a batch.
 
     Attributes:
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class RankBatch:
     """Tensors of one rank for which one collective is carried out.
 
     Attributes:
@@ -59,7 +59,7 @@ class Batch:
     ended: int
     on_gpu: bool = False
     clipped: bool = False
-    requests: list[Request] = field(default_factory=list)
+    requests: list[TensorRequest] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -166,21 +166,22 @@ def names_of(events: Iterable[Event]) -> dict[int, str]:
     return {event["pid"]: str(event["args"].get("name")) for event in events if event["name"] == "process_name"}
 
 
-def batches_of(events: Sequence[Event]) -> dict[int, list[Batch]]:
+def batches_of(events: Sequence[Event]) -> dict[int, list[RankBatch]]:
     """Return the batches of each rank, in their order, from a timeline of one rank or a merged one."""
     start = start_of(events) * 1000
     names = names_of(events)
-    ranks = {
+    ranks: dict[tuple[int, int], int] = {
         (event["pid"], event["tid"]): event["args"]["rank"]
         for event in events
         if event["name"] == "thread_name" and "rank" in event["args"]
     }
     waiting: dict[tuple[int, int], Event] = {}
-    batches: dict[int, dict[int, Batch]] = {}
+    batches: dict[int, dict[int, RankBatch]] = {}
     for event in events:
         if event["ph"] != "X":
             continue
-        rank = ranks.get((event["pid"], event["tid"]), event["tid"])
+        tid: int = event["tid"]
+        rank = ranks.get((event["pid"], tid), tid)
         row = event["pid"], rank
         if event["name"].startswith(NEGOTIATE):
             waiting[row] = event
@@ -198,17 +199,17 @@ def batches_of(events: Sequence[Event]) -> dict[int, list[Batch]]:
         batch = batches.setdefault(rank, {}).get(number)
         if batch is None:
             ended = begun + nanoseconds(event["dur"])
-            batch = Batch(number, event["name"], begun, ended, arguments.get("device") == "gpu")
+            batch = RankBatch(number, event["name"], begun, ended, arguments.get("device") == "gpu")
             batches[rank][number] = batch
         if negotiation is None or negotiation["ts"] <= 0 or CLIPPED in negotiation.get("args", {}):
             batch.clipped = True
         num_bytes = arguments.get("bytes")
         known = num_bytes if isinstance(num_bytes, int) else None
-        batch.requests.append(Request(names.get(event["pid"], "?"), at, known, negotiation, event))
+        batch.requests.append(TensorRequest(names.get(event["pid"], "?"), at, known, negotiation, event))
     return {rank: list(found.values()) for rank, found in batches.items()}
 
 
-def matched(ranks: Mapping[int, Sequence[Batch]], size: int) -> list[dict[int, Batch]]:
+def matched(ranks: Mapping[int, Sequence[RankBatch]], size: int) -> list[dict[int, RankBatch]]:
     """Return the batches of which all is known, each by the ranks that took part in it.
 
     A rank without a batch may have taken no part in it, or its timeline may have begun later or ended earlier: then the
@@ -223,7 +224,7 @@ def matched(ranks: Mapping[int, Sequence[Batch]], size: int) -> list[dict[int, B
         return []
     spans = {rank: (batches[0].number, batches[-1].number) for rank, batches in ranks.items()}
     starts, ends = sorted(first for first, _ in spans.values()), sorted(last for _, last in spans.values())
-    found: dict[tuple[int, str, str], dict[int, Batch]] = {}
+    found: dict[tuple[int, str, str], dict[int, RankBatch]] = {}
     for rank, batches in ranks.items():
         for batch in batches:
             found.setdefault(batch.key, {})[rank] = batch

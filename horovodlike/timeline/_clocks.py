@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from horovodlike.timeline._batches import Batch
+from horovodlike.timeline._batches import RankBatch
 
 _CERTAIN_NS = 100_000  # what reading a clock may cost while the host is busy
 _NEVER = 1 << 62
@@ -39,7 +39,7 @@ class _Times(NamedTuple):
         return _Times(self.last_request + by, self.first_begun + by, self.last_begun + by, self.first_ended + by)
 
 
-def corrections(ranks: Mapping[int, Sequence[Batch]], clocks: Mapping[int, object]) -> dict[int, int]:
+def corrections(ranks: Mapping[int, Sequence[RankBatch]], clocks: Mapping[int, object]) -> dict[int, int]:
     """Return what to add to the times of each rank, so that they are by the clock of the first one.
 
     Each clock is compared with all before it, so the result contradicts no pair of them, and the time is linear.
@@ -65,7 +65,7 @@ def _add(all_times: dict[Key, _Times], times: Mapping[Key, _Times]) -> None:
         all_times[key] = each if before is None else before.merged(each)
 
 
-def _times(batches: Sequence[Batch]) -> dict[Key, _Times]:
+def _times(batches: Sequence[RankBatch]) -> dict[Key, _Times]:
     found = {}
     for batch in batches:
         if batch.clipped:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from horovodlike._bootstrap.environment import path_of_rank
-from horovodlike.timeline._arrows import Place, arrow
+from horovodlike.timeline._arrows import Slice, arrow
 from horovodlike.timeline._batches import (
     CLIPPED,
     NEGOTIATE,
     START,
-    Batch,
     Event,
+    RankBatch,
     batches_of,
     checked_timeline,
     encoded,
@@ -76,7 +76,7 @@ def merge(timelines: Iterable[Sequence[Event]]) -> list[Event]:
         ValueError: A timeline has no start time, so this package has not written it.
     """
     ranks = [checked_timeline([*events]) for events in timelines]
-    batches: dict[int, list[Batch]] = {}
+    batches: dict[int, list[RankBatch]] = {}
     for each in ranks:
         batches |= batches_of(each)
     shifts = corrections(batches, {rank: rank for rank in batches})
@@ -131,7 +131,7 @@ def _moved(events: Sequence[Event], start: int, rows: dict[str, int], moved: dic
         yield new
 
 
-def _arrows(batches: Iterable[Mapping[int, Batch]], moved: Mapping[int, Event]) -> Iterator[Event]:
+def _arrows(batches: Iterable[Mapping[int, RankBatch]], moved: Mapping[int, Event]) -> Iterator[Event]:
     numbers = count(1)
     for members in batches:
         requests: dict[str, dict[int, tuple[Event, Event]]] = {}
@@ -148,9 +148,9 @@ def _arrows(batches: Iterable[Mapping[int, Batch]], moved: Mapping[int, Event]) 
                     yield from arrow(numbers, f"rank {last} was last", source, source.begin, _place(reduction))
 
 
-def _place(event: Event) -> Place:
+def _place(event: Event) -> Slice:
     begin = nanoseconds(event["ts"])
-    return Place(event["pid"], event["tid"], begin, begin + nanoseconds(event["dur"]))
+    return Slice(event["pid"], event["tid"], begin, begin + nanoseconds(event["dur"]))
 
 
 def named(what: str, pid: int, **arguments: Any) -> Event:  # noqa: ANN401 - any JSON value

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from horovodlike.timeline._batches import (
-    Batch,
     Event,
     Number,
-    Request,
+    RankBatch,
+    TensorRequest,
     batches_of,
     checked,
     load,
@@ -27,7 +27,6 @@ KEY = "horovodlike"
 COLLECTIVE, NEGOTIATION, STEP = OWN_CATEGORIES = ("collective", "negotiation", "step")
 
 _FILE = re.compile(r"rank(\d+)\.json")
-FRAMEWORKS = ("torch", "tensorflow", "stacks")
 
 
 @dataclass
@@ -39,7 +38,7 @@ class RankProfile:
         size: The number of ranks of the job, of which not all need have a profile.
         host: Its name.
         pid: Of its process there.
-        framework: One of :data:`FRAMEWORKS`, by which the events were recorded; empty: there are none.
+        framework: What recorded the events: ``torch``, ``tensorflow`` or ``stacks``; empty: there are none.
         first_step: The number of the first step; None: steps are not marked.
         marks: When each step began, and the last one ended; or less than two.
         batches: The engine's; None: there is no timeline.
@@ -53,7 +52,7 @@ class RankProfile:
     framework: str = ""
     first_step: int | None = None
     marks: list[int] = field(default_factory=list)
-    batches: list[Batch] | None = None
+    batches: list[RankBatch] | None = None
     correction: int = 0
     events_of_framework: Callable[[], tuple[list[Event], int]] | None = None
     """Read the framework's events, and what to add to their times (``ts`` in ns) to get those of this class."""
@@ -116,7 +115,11 @@ def _checked_rank(content: Any) -> RankProfile:  # noqa: ANN401 - any JSON value
         raise ValueError("its 'marks' are not the times of steps, in seconds, in their order")
     first = content.get("first_step")
     return RankProfile(
-        *(content[key] for key in ("rank", "size", "host", "pid", "framework")),
+        rank=content["rank"],
+        size=content["size"],
+        host=content["host"],
+        pid=content["pid"],
+        framework=content["framework"],
         first_step=first if isinstance(first, int) else None,
         marks=[round(mark * 1e9) for mark in marks],
     )
@@ -172,12 +175,14 @@ def _restored(
     return profile
 
 
-def _restored_batch(event: Event, origin: int) -> Batch:
+def _restored_batch(event: Event, origin: int) -> RankBatch:
     arguments = event["args"]
     begun = nanoseconds(event["ts"]) + origin
     kind = event["name"].partition(" ")[0]
-    batch = Batch(arguments["collective"], kind, begun, begun + nanoseconds(event["dur"]))
+    batch = RankBatch(arguments["collective"], kind, begun, begun + nanoseconds(event["dur"]))
     batch.on_gpu, batch.clipped = arguments.get("device") == "gpu", arguments.get("clipped", False)
     for name, each in arguments["tensors"].items():
-        batch.requests.append(Request(name, begun - nanoseconds(each["waited_us"]), each.get("bytes"), None, event))
+        batch.requests.append(
+            TensorRequest(name, begun - nanoseconds(each["waited_us"]), each.get("bytes"), None, event)
+        )
     return batch

@@ -11,8 +11,17 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from horovodlike.timeline._arrows import Place, arrow
-from horovodlike.timeline._batches import NEGOTIATE, Batch, Event, Request, encoded, matched, microseconds, nanoseconds
+from horovodlike.timeline._arrows import Slice, arrow
+from horovodlike.timeline._batches import (
+    NEGOTIATE,
+    Event,
+    RankBatch,
+    TensorRequest,
+    encoded,
+    matched,
+    microseconds,
+    nanoseconds,
+)
 from horovodlike.timeline._intervals import Interval
 from horovodlike.timeline._merging import named
 from horovodlike.timeline._profile import COLLECTIVE, KEY, NEGOTIATION, STEP, VERSION, RankProfile, read_profile
@@ -68,7 +77,7 @@ class _Writer:
         known = [*(mark for each in ranks for mark in each.marks[:1])]
         known += [batch.first_request for each in ranks for batch in (each.batches or ())[:1]]
         self._origin = min(known, default=0) - _BEFORE_NS
-        self._places: dict[tuple[int, int], tuple[Place, Place | None]] = {}  # by rank and number of the collective
+        self._places: dict[tuple[int, int], tuple[Slice, Slice | None]] = {}  # by rank and number of the collective
         self._about: list[dict[str, object]] = []
         self._is_first = True
 
@@ -149,7 +158,7 @@ class _Writer:
             profile.rank, [each for each in batches if each.first_request < each.begun], process
         )
 
-    def _negotiations(self, rank: int, batches: list[Batch], process: int) -> Iterator[Event]:
+    def _negotiations(self, rank: int, batches: list[RankBatch], process: int) -> Iterator[Event]:
         """Yield a slice from the first request of each batch to its begin, in as few rows as possible."""
         free: list[tuple[int, int]] = []  # the end of the last slice in each row, and its thread
         for batch in sorted(batches, key=lambda batch: batch.first_request):
@@ -166,10 +175,10 @@ class _Writer:
             collective, _ = self._places[rank, batch.number]
             self._places[rank, batch.number] = collective, self._place(process, thread, interval)
 
-    def _place(self, process: int, thread: int, interval: Interval) -> Place:
-        return Place(process, thread, interval[0] - self._origin, interval[1] - self._origin)
+    def _place(self, process: int, thread: int, interval: Interval) -> Slice:
+        return Slice(process, thread, interval[0] - self._origin, interval[1] - self._origin)
 
-    def _arrows(self, members: dict[int, Batch]) -> Iterator[Event]:
+    def _arrows(self, members: dict[int, RankBatch]) -> Iterator[Event]:
         last = max(members, key=lambda rank: members[rank].ready)
         number, at = members[last].number, members[last].ready - self._origin
         _, source = self._places[last, number]
@@ -241,7 +250,7 @@ def _is_shown(event: Event) -> bool:
     return event.get("pid", "") not in _PSEUDO_PROCESSES
 
 
-def _details(request: Request, batch: Batch) -> dict[str, object]:
+def _details(request: TensorRequest, batch: RankBatch) -> dict[str, object]:
     known = {} if request.num_bytes is None else {"bytes": request.num_bytes}
     return {**known, "waited_us": microseconds(batch.begun - request.at)}
 

@@ -32,12 +32,13 @@ def summarize(path: Path) -> str:
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: It is none of these, or damaged, or has no collectives and no steps; the message names the file.
+        ValueError: It is none of these, or damaged, or has nothing in it; the message names the file.
     """
     profiles = read_profile(path) if path.is_dir() else _read_file(path)
-    if not any(len(each.marks) > 1 or each.batches for each in profiles):
-        raise ValueError(f"{path} has no collectives and no steps: there is nothing to tell")
-    return "\n".join(_lines(summary_of(profiles)))
+    summary = summary_of(profiles) if profiles else None
+    if summary is None or not any(begin < end for begin, end in (each.window for each in summary.ranks)):
+        raise ValueError(f"{path} has no steps, no collectives and no operators: there is nothing to tell")
+    return "\n".join(_lines(summary))
 
 
 def _read_file(path: Path) -> list[RankProfile]:

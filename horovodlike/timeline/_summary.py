@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from horovodlike.timeline._activity import Activity, activity_of
-from horovodlike.timeline._batches import Batch, matched
+from horovodlike.timeline._activity import Activity, activity_of, extent_of
+from horovodlike.timeline._batches import RankBatch, matched
 from horovodlike.timeline._intervals import Interval, common, total, union, without
 from horovodlike.timeline._profile import RankProfile
 
@@ -20,11 +20,12 @@ LATE_NS = 1_000_000
 
 @dataclass
 class RankTimes:
-    """Where the time of a rank went.
+    """The shares of the time of one rank.
 
     Attributes:
         profile: Of the rank.
-        window: From its first mark to its last one; without marks, from its first request to its last batch.
+        window: From its first mark to its last one; without marks, from its first request to its last batch; without
+            batches, all that was recorded.
         steps: How long each step took.
         computing: In which operators ran, also while a collective did; where no operators were recorded, in which no
             collective waited or ran.
@@ -91,7 +92,7 @@ class Summary:
     ranks: list[RankTimes]
     num_steps: int
     is_complete: bool
-    batches: list[tuple[Batch, int]]
+    batches: list[tuple[RankBatch, int]]
     num_matched: int
     tensors: dict[str, TensorCost]
     late: dict[int, Late]
@@ -120,7 +121,8 @@ def summary_of(profiles: Sequence[RankProfile]) -> Summary:
     """Return the numbers on some ranks, whose clocks are aligned."""
     size = profiles[0].size
     everything = {each.rank: each.batches for each in profiles if each.batches}
-    batches = {each.rank: _within(each.batches, _window(each)) for each in profiles if each.batches}
+    windows = {each.rank: _window(each) for each in profiles}
+    batches = {each.rank: _within(each.batches, windows[each.rank]) for each in profiles if each.batches}
     seen = {(rank, batch.number) for rank, of_rank in batches.items() for batch in of_rank}
     groups = [
         members
@@ -132,7 +134,7 @@ def summary_of(profiles: Sequence[RankProfile]) -> Summary:
     self_times: Counter[str] = Counter()
     ranks = []
     for profile in profiles:
-        times = RankTimes(profile, _window(profile), _steps(profile))
+        times = RankTimes(profile, windows[profile.rank], _steps(profile))
         activity = activity_of(profile, times.window)
         if activity is not None:
             self_times += activity.self_times
@@ -152,7 +154,7 @@ def _window(profile: RankProfile) -> Interval:
     if len(profile.marks) > 1:
         return profile.marks[0], profile.marks[-1]
     if not profile.batches:
-        return 0, 0
+        return extent_of(profile)
     return min(each.first_request for each in profile.batches), max(each.ended for each in profile.batches)
 
 
@@ -162,11 +164,11 @@ def _steps(profile: RankProfile) -> list[int]:
     return [end - begin for begin, end in zip(profile.marks, profile.marks[1:], strict=False)]
 
 
-def _within(batches: Sequence[Batch], window: Interval) -> list[Batch]:
+def _within(batches: Sequence[RankBatch], window: Interval) -> list[RankBatch]:
     return [batch for batch in batches if batch.ended > window[0] and batch.first_request < window[1]]
 
 
-def _last(members: Mapping[int, Batch]) -> tuple[int, bool]:
+def _last(members: Mapping[int, RankBatch]) -> tuple[int, bool]:
     """Return the rank that came last, and whether it was late by that."""
     last = max(members, key=lambda rank: members[rank].ready)
     before = max((batch.ready for rank, batch in members.items() if rank != last), default=members[last].ready)
@@ -176,8 +178,8 @@ def _last(members: Mapping[int, Batch]) -> tuple[int, bool]:
 def _share_out(
     times: RankTimes,
     activity: Activity | None,
-    batches: Sequence[Batch],
-    known: Mapping[tuple[int, int], Mapping[int, Batch]],
+    batches: Sequence[RankBatch],
+    known: Mapping[tuple[int, int], Mapping[int, RankBatch]],
     late: dict[int, Late],
 ) -> None:
     rank = times.profile.rank
@@ -199,10 +201,10 @@ def _share_out(
     computing = None if activity is None else activity.computing
     busy = union([*carried_out, *(computing or ())])
     idle = without(window, busy)
-    for last, intervals in waits.items():
+    for cause, intervals in waits.items():
         lost = total(common(union(intervals), idle))
-        if last is not None and lost:
-            late.setdefault(last, Late()).waits[rank] = lost
+        if cause is not None and lost:
+            late.setdefault(cause, Late()).waits[rank] = lost
     times.waiting = total(common(waiting, idle))
     times.exposed = total(without(carried_out, computing or [])) + total(common(negotiating, idle))
     if computing is None:
@@ -213,8 +215,8 @@ def _share_out(
     times.other = times.window[1] - times.window[0] - times.computing - times.waiting - times.exposed
 
 
-def _once(batches: Mapping[int, Sequence[Batch]]) -> list[tuple[Batch, int]]:
-    shortest: dict[tuple[int, str, str], tuple[Batch, int]] = {}
+def _once(batches: Mapping[int, Sequence[RankBatch]]) -> list[tuple[RankBatch, int]]:
+    shortest: dict[tuple[int, str, str], tuple[RankBatch, int]] = {}
     for of_rank in batches.values():
         for batch in of_rank:
             before = shortest.get(batch.key)
@@ -224,7 +226,7 @@ def _once(batches: Mapping[int, Sequence[Batch]]) -> list[tuple[Batch, int]]:
     return list(shortest.values())
 
 
-def _tensors(batches: Sequence[tuple[Batch, int]]) -> dict[str, TensorCost]:
+def _tensors(batches: Sequence[tuple[RankBatch, int]]) -> dict[str, TensorCost]:
     found: dict[str, TensorCost] = {}
     for batch, duration in batches:
         num_bytes = batch.num_bytes

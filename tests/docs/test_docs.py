@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+from support.profiles import MS, MadeJob
 
 import horovodlike.torch as hvd
 from horovodlike import config
 from horovodlike._engine.ops import DType
 from horovodlike.launcher import options
+from horovodlike.timeline import merge_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,6 +94,9 @@ def check_hvdrun(words: list[str], help_text: str) -> None:
     while words and words[0].startswith("-"):
         option, has_value, _ = words.pop(0).partition("=")
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"hvdrun has no {option}"
+        if option == "--attach":
+            check_attach(words[0], words[1:])
+            return
         if not has_value and option not in (
             "--check-build",
             "--compat",
@@ -107,6 +113,12 @@ def check_hvdrun(words: list[str], help_text: str) -> None:
         check_python(words[1:])
     elif words:
         check_python(words)
+
+
+def check_attach(pid: str, words: list[str]) -> None:
+    command = [HVDRUN, "--attach", pid, words[0], "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(word in shown for word in words if word.startswith("-"))
 
 
 def test_pages_have_commands() -> None:
@@ -233,6 +245,28 @@ def test_the_page_about_records_runs(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out" / "images-00000-of-00001.parquet").exists()
+
+
+def test_the_page_about_profiles_runs(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "users" / "profiling.md"
+    job = MadeJob(["a", "a"], delays={1: 20 * MS})
+    merge_profile(job.write(tmp_path / "profile"))
+    (tmp_path / "timeline.json").write_text(json.dumps(job.timeline(0)))
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("python")]
+    lines += re.findall(r"`(python -m horovodlike\.timeline [^`]*)`", page.read_text())
+    assert len(lines) == 4
+    printed = []
+    for line in lines:
+        command = [sys.executable, *shlex.split(line)[1:]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    (example,) = blocks(page, "text")
+    for head in ("rank ", "late rank ", "tensor ", "self time of "):
+        assert (
+            next(each for each in example.splitlines() if each.startswith(head)).split()
+            == next(each for each in printed[0].splitlines() if each.startswith(head)).split()
+        )
 
 
 @pytest.mark.parametrize(

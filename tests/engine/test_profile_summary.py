@@ -103,6 +103,16 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     assert _table(summarize(tmp_path), "rank  host")["0"][4:] == ["0%", "0%", "0%", "0%", "100%"]
 
 
+def test_neither_steps_nor_collectives(tmp_path: Path) -> None:
+    job = MadeJob(["a"], framework="stacks")
+    job.write(tmp_path)
+    (tmp_path / "rank0.timeline.json").unlink()
+    (tmp_path / "rank0.json").write_text(json.dumps({**job.about(0), "marks": [], "first_step": None}))
+    text = summarize(tmp_path)
+    assert text.startswith("1 rank, stacks, 0.340 s; no steps are marked")
+    assert _table(text, "self time of")["aten::linear"] == ["80.000", "23.5%"]
+
+
 def test_timelines(tmp_path: Path) -> None:
     job = MadeJob(["a", "a"], delays={1: 20 * MS})
     path = tmp_path / "timeline.json"
@@ -161,7 +171,7 @@ def test_suggestions_for_small_batches_for_input_and_for_taking_turns(tmp_path: 
         ('{"horovodlike": {"version": 1, "ranks": [{}]}, "traceEvents": []}', "lacks something"),
         (
             '{"horovodlike": {"version": 1, "ranks": [], "origin_ns": 0}, "traceEvents": []}',
-            "no collectives and no steps",
+            "no steps, no collectives and no operators",
         ),
         ("[]", "does not say when it began"),
     ],

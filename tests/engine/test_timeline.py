@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.profiles import arrows, check_trace
 from support.ranks import RankPool
 
-from horovodlike.timeline import merge, path_of_rank, start_timeline, stop_timeline
+from horovodlike.timeline import merge, path_of_rank, start_timeline, stop_timeline, summarize
 
 PATIENCE_SECONDS = 30
 
@@ -64,6 +65,7 @@ def test_each_rank_writes_the_events_that_horovod_names(
         assert all(span["tid"] == rank and span["dur"] >= 0 for span in spans)
         assert spans[0]["ts"] + spans[0]["dur"] == pytest.approx(spans[1]["ts"], abs=0.01)
         assert (spans[1]["args"]["dtype"], spans[1]["args"]["shape"]) == ("float32", "[2, 3]")
+        assert spans[1]["args"]["bytes"] == 24 and "device" not in spans[1]["args"]
         others = [event["name"] for event in events if event["pid"] == _row(events, 'a "quoted" name')]
         assert others[-2:] == ["NEGOTIATE_ALLGATHER", "ALLGATHER"]
         assert ("CYCLE_START" in {event["name"] for event in events}) is mark_cycles
@@ -112,6 +114,53 @@ def test_one_command_merges_the_files_of_all_ranks(ranks: Callable[[int], RankPo
         assert max(span["ts"] for span in same) <= min(span["ts"] + span["dur"] for span in same) + 1000
     threads = {event["args"]["name"] for event in merged if event["name"] == "thread_name"}
     assert threads == {"rank 0", "rank 1", "rank 2"}
+    check_trace(merged)
+    assert "gradients" in summarize(path) and summarize(path) == summarize(tmp_path / "timeline.merged.json")
+
+
+def _come_late(path: str) -> None:
+    import numpy as np
+    from support.collectives import allreduce
+
+    import horovodlike
+    from horovodlike.timeline import start_timeline, stop_timeline
+
+    start_timeline(path)
+    if horovodlike.rank() == 1:
+        time.sleep(0.1)  # work of its own
+    allreduce("gradients", np.ones(1000, np.float32))
+    allreduce("behind", np.ones(1, np.float32))
+    stop_timeline()
+
+
+def test_an_arrow_leads_from_the_last_request_to_the_collective_on_each_other_rank(
+    ranks: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    path = tmp_path / "timeline.json"
+    ranks(2).run(_come_late, str(path))
+    merged = merge(_events(path_of_rank(path, rank)) for rank in range(2))
+    check_trace(merged)
+    row = _row(merged, "gradients")
+    ((source, target),) = [pair for pair in arrows(merged) if pair[0]["pid"] == row]
+    assert (source["name"], source["tid"], target["tid"], target["pid"]) == ("rank 1 was last", 1, 0, row)
+    spans = {(span["name"], span["tid"]): span for span in merged if span["ph"] == "X" and span["pid"] == row}
+    assert source["ts"] == spans["NEGOTIATE_ALLREDUCE", 1]["ts"]
+    assert target["ts"] == pytest.approx(spans["ALLREDUCE", 0]["ts"], abs=100)
+    assert spans["NEGOTIATE_ALLREDUCE", 0]["dur"] > 90_000
+    late = next(line for line in summarize(path).splitlines() if line.endswith("by rank 0"))
+    assert late.split()[:2] == ["1", "1"]
+
+
+def test_a_request_during_the_reduction_of_its_tensor_has_another_row() -> None:
+    head = {"ph": "M", "name": "process_name", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1000}}
+    events: list[dict[str, Any]] = [head, {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "a"}}]
+    times = [("NEGOTIATE_ALLREDUCE", 1, 2), ("ALLREDUCE", 3, 4), ("NEGOTIATE_ALLREDUCE", 5, 5), ("ALLREDUCE", 10, 1)]
+    for number, (name, begin, duration) in enumerate(times):
+        events.append({"ph": "X", "name": name, "pid": 1, "tid": 0, "ts": begin, "dur": duration})
+        events[-1]["args"] = {"collective": number // 2}
+    merged = merge([events])
+    check_trace(merged)
+    assert {event["args"]["name"] for event in merged if event["name"] == "thread_name"} == {"rank 0", "rank 0 (2)"}
 
 
 def test_merging_aligns_clocks_and_names() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovodlike.timeline._batches import Batch, Event, Request, matched
+from horovodlike.timeline._batches import Event, RankBatch, TensorRequest, matched
 from horovodlike.timeline._clocks import corrections
 from horovodlike.timeline._intervals import common, total, union, without
 from horovodlike.timeline._profile_trace import nested
@@ -21,6 +21,7 @@ def _points(intervals: list[tuple[int, int]]) -> set[int]:
     return {point for begin, end in intervals for point in range(begin, end)}
 
 
+@settings(deadline=None)
 @given(INTERVALS, INTERVALS)
 def test_intervals_are_sets_of_points(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
     first, second = union(some), union(others)
@@ -30,6 +31,7 @@ def test_intervals_are_sets_of_points(some: list[tuple[int, int]], others: list[
     assert _points(without(first, second)) == _points(first) - _points(second)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50_000), st.integers(0, 50_000)), max_size=40), st.integers(-9, 9))
 def test_slices_of_a_row_nest(times: list[tuple[int, int]], shift: int) -> None:
     slices: list[Event] = [{"ph": "X", "ts": begin / 1000, "dur": duration / 1000} for begin, duration in times]
@@ -48,10 +50,10 @@ def test_slices_of_a_row_nest(times: list[tuple[int, int]], shift: int) -> None:
                 assert begin >= other_end or (other_begin <= begin and end <= other_end)
 
 
-def _job(seed: int, offsets: list[int], num_batches: int) -> tuple[dict[int, list[Batch]], dict[int, int]]:
+def _job(seed: int, offsets: list[int], num_batches: int) -> tuple[dict[int, list[RankBatch]], dict[int, int]]:
     """Return the batches of ranks whose clocks are off, and the rank that came last for each batch, by its number."""
     chance = random.Random(seed)
-    batches: dict[int, list[Batch]] = {rank: [] for rank in range(len(offsets))}
+    batches: dict[int, list[RankBatch]] = {rank: [] for rank in range(len(offsets))}
     last = {}
     now = 10**12
     for number in range(1, num_batches + 1):
@@ -60,13 +62,14 @@ def _job(seed: int, offsets: list[int], num_batches: int) -> tuple[dict[int, lis
         begun = [max(requested) + 10_000 + chance.randrange(50_000) for _ in offsets]
         ended = [max(begun) + 100_000 + chance.randrange(50_000) for _ in offsets]
         for rank, offset in enumerate(offsets):
-            batch = Batch(number, "ALLREDUCE", begun[rank] + offset, ended[rank] + offset)
-            batch.requests.append(Request("a", requested[rank] + offset, 4, None, {}))
+            batch = RankBatch(number, "ALLREDUCE", begun[rank] + offset, ended[rank] + offset)
+            batch.requests.append(TensorRequest("a", requested[rank] + offset, 4, None, {}))
             batches[rank].append(batch)
         now = max(ended) + chance.randrange(1_000_000)
     return batches, last
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(-(10**10), 10**10), min_size=2, max_size=6), st.integers(5, 30))
 def test_clocks_are_aligned_as_far_as_the_batches_bound_them(seed: int, offsets: list[int], num_batches: int) -> None:
     batches, last = _job(seed, offsets, num_batches)
@@ -82,6 +85,7 @@ def test_clocks_are_aligned_as_far_as_the_batches_bound_them(seed: int, offsets:
         assert max(batch.ready for batch in each.values()) <= min(batch.begun for batch in each.values()) + 300_000
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=2, max_size=5))
 def test_ranks_of_one_clock_are_never_corrected_and_the_last_one_is_right(seed: int, skipped: list[int]) -> None:
     batches, last = _job(seed, [0] * len(skipped), 12)

@@ -36,8 +36,8 @@ std::string shape_of(const TensorSignature& tensor) {
 
 std::string arguments_of(const Operation& operation, uint64_t number) {
   const Signature& signature = operation.signature;
-  std::string text = "\"args\": {\"collective\": " + std::to_string(number) +
-                     ", \"bytes\": " + std::to_string(operation.total_bytes);
+  std::string text =
+      "\"args\": {\"collective\": " + std::to_string(number) + ", \"bytes\": " + std::to_string(operation.total_bytes);
   if (signature.device != HVL_CPU) text += ", \"device\": \"gpu\"";
   if (!signature.tensors.empty()) {
     const TensorSignature& first = signature.tensors.front();

@@ -459,6 +459,9 @@ char* hvl_sample_collectives(uint64_t* after, int32_t most);
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);
 /* Ends the timeline, and returns when its file is complete. Does nothing without one. hvl_shutdown() ends it, too. */
 void hvl_stop_timeline(void);
+/* A second timeline, independent of the first: for a profile of some steps. */
+int32_t hvl_start_profile_timeline(const char* path);
+void hvl_stop_profile_timeline(void);
 /* Arms a fault: the engine injects it once, when it next reaches this point. `amount`: the number of the signal, or
  * seconds. The fault is lost when the engine ends; a second one at the same point replaces it. */
 int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);

@@ -311,6 +311,17 @@ void hvl_stop_timeline(void) {
   if (std::shared_ptr<hvl::Engine> running = hvl::engine()) running->timeline().stop();
 }
 
+int32_t hvl_start_profile_timeline(const char* path) {
+  return hvl::guarded([&] {
+    std::shared_ptr<hvl::Engine> running = hvl::engine();
+    return running != nullptr ? running->profile_timeline().start(path, false) : hvl::not_initialized();
+  });
+}
+
+void hvl_stop_profile_timeline(void) {
+  if (std::shared_ptr<hvl::Engine> running = hvl::engine()) running->profile_timeline().stop();
+}
+
 int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount) {
   return hvl::guarded([&] {
     std::shared_ptr<hvl::Engine> running = hvl::engine();

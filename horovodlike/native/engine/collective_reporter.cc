@@ -47,6 +47,7 @@ void CollectiveReporter::begin(const Collective& collective) {
   }
   flight_recorder_.begin(record);
   timeline_.begin(collective.tensors, collective.number, begun);
+  profile_timeline_.begin(collective.tensors, collective.number, begun);
   begun_at_ = begun;
   num_bytes_ = record.num_bytes;
   EngineCounters& counters = context_.counters;
@@ -60,6 +61,7 @@ void CollectiveReporter::end(hvl_transport transport) {
   const uint64_t now = now_ns();
   flight_recorder_.end(now);
   timeline_.end(now);
+  profile_timeline_.end(now);
   context_.counters.time.end(now);
   context_.counters.execution_time.fetch_add(static_cast<int64_t>(now - begun_at_), std::memory_order_relaxed);
   context_.counters.carried_bytes[transport].fetch_add(num_bytes_, std::memory_order_relaxed);

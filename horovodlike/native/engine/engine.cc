@@ -28,6 +28,7 @@ void Engine::shut_down(const std::string& reason) {
   context_.notify_news();
   loop_.join();
   reporter_.timeline().stop();
+  reporter_.profile_timeline().stop();
 }
 
 void Engine::close_in_child() {

@@ -46,6 +46,7 @@ class Engine {
   const EngineCounters& counters() const { return context_.counters; }
   const FlightRecorder& flight_recorder() const { return reporter_.flight_recorder(); }
   Timeline& timeline() { return reporter_.timeline(); }
+  Timeline& profile_timeline() { return reporter_.profile_timeline(); }
   Fault& fault(hvl_fault_point point) { return point == HVL_FAULT_IN_DATA ? executor_.fault() : negotiator_.fault(); }
   // Nanoseconds that collectives have waited for other ranks, or for staged copies of the GPU.
   uint64_t waited_for_peers() const { return context_.waiter.waited(); }

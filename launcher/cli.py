@@ -294,7 +294,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         UsageError: Something is missing or not accepted.
         SystemExit: An unknown flag; or ``--help``, ``--version`` or ``--check-build``, which have been printed.
     """
-    arguments, command = _read(argv, program)
+    return _make_spec(*_read(argv, program), environ, program)
+
+
+def _make_spec(
+    arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapping[str, str], program: str
+) -> JobSpec:
     working_folder()
     number = _number_of_ranks(arguments.num_proc)
     settings, ignored = _settings(arguments, environ)
@@ -357,6 +362,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     return make_spec(asked, values, where, elastic, settings, environ, files=files)
 
 
+def _attach(arguments: argparse.Namespace, own: Sequence[str], command: Sequence[str], program: str) -> int:
+    from horovodlike.launcher.tools import attach
+
+    if [word for word in own if word not in ("--attach", arguments.attach, f"--attach={arguments.attach}")]:
+        raise UsageError(
+            f"--attach {arguments.attach} looks into a job that runs: leave out the other options of {program}"
+        )
+    return attach.run(arguments.attach, command, program)
+
+
 def _open_standard_streams() -> None:
     """Open ``/dev/null`` in place of closed standard streams; the next file opened would get their number and output.
 
@@ -401,7 +416,10 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     words = sys.argv[1:] if argv is None else argv
     hint = ""
     try:
-        spec = parse(words, os.environ, program)
+        arguments, command = _read(words, program)
+        if arguments.attach is not None:
+            return _attach(arguments, words[: len(words) - len(command)], command, program)
+        spec = _make_spec(arguments, command, os.environ, program)
         hint = _hint(spec)
         if spec.verbose and spec.place is not None:
             print(f"{program}: {spec.place}; --no-detect ignores that", file=sys.stderr)

@@ -117,6 +117,10 @@ OPTIONS: tuple[Option, ...] = (
            metavar="PORT", more={"nargs": "?", "const": "0"}),
     Option("metrics_file", ("--metrics-file",),
            "write the job's metrics to this file each second, for node_exporter (NAME.prom)", metavar="FILE"),
+    Option("attach", ("--attach",),
+           "look into a running job that has a monitor, by the process id of its hvdrun: --attach PID profile --steps "
+           "N records its ranks, --attach PID stacks prints where they are; --attach PID profile --help says more",
+           metavar="PID"),
     Option("servers", ("--servers",), "start N processes beside the ranks that serve parameters, on the hosts in turn",
            metavar="N", more={"type": int}),
     Option("server_modules", ("--server-module",), "a module that they import: the update rules of your own",

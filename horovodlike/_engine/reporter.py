@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -37,6 +37,9 @@ from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job
 from horovodlike._net.secure_server import encode
 from horovodlike._net.socket_options import set_keepalive
 from horovodlike.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from horovodlike._engine.profile import Attachment
 
 __all__ = ["JOB", "Target", "slow_ranks", "start", "start_if_asked", "stop"]
 
@@ -104,6 +107,7 @@ class _Reporter(threading.Thread):
         self._generation = generation()
         self._stop_event = threading.Event()
         self.slow: list[dict[str, Any]] = []  # the verdicts of the monitor, on rank 0
+        self._attachment: Attachment | None = None  # of an hvdrun that has asked this rank for something
         self._abandoned = False  # stop() has waited in vain; the next generation may have begun
         self._pid = os.getpid()
 
@@ -111,6 +115,8 @@ class _Reporter(threading.Thread):
         self._stop_event.set()
         if self._pid == os.getpid():
             self.join(2 * _PATIENCE_S)
+            if self._attachment is not None:
+                self._attachment.close()
         self._abandoned = True
 
     def run(self) -> None:
@@ -121,7 +127,11 @@ class _Reporter(threading.Thread):
                     if self._abandoned:
                         return
                     pause = PERIOD_S
-                    self._report(channel)
+                    try:
+                        self._report(channel)
+                    finally:
+                        if self._attachment is not None:
+                            self._attachment.cancel()
             except (OSError, RendezvousError):
                 pass  # a lost connection, or a server without the key
             except Exception as error:  # nothing that a report does may end the rank
@@ -153,10 +163,35 @@ class _Reporter(threading.Thread):
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
-            with contextlib.suppress(TimeoutError):
-                while self._place.rank == 0:
-                    self.slow = json.loads(channel.receive(time.monotonic() + _NO_WAIT_S))["slow"]
-            self._stop_event.wait(_until_next())
+            due = time.monotonic() + _until_next()
+            self._receive(channel, _NO_WAIT_S)
+            while (left := due - time.monotonic()) > 0 and not self._stop_event.is_set():
+                pause = self._answer(channel)
+                if pause is None:
+                    self._stop_event.wait(left)
+                else:
+                    self._receive(channel, min(left, pause))
+
+    def _receive(self, channel: ClientChannel, seconds: float) -> None:
+        """Take the messages that come within some time, or those that are there if the first is."""
+        with contextlib.suppress(TimeoutError):
+            while True:
+                message = json.loads(channel.receive(time.monotonic() + seconds))
+                self.slow = message.get("slow", self.slow)
+                if "ask" in message:
+                    from horovodlike._engine.profile import Attachment
+
+                    self._attachment = self._attachment or Attachment()
+                    self._attachment.take(message["ask"])
+                seconds = _NO_WAIT_S
+
+    def _answer(self, channel: ClientChannel) -> float | None:
+        """Send the answers to an attached ``hvdrun``; return how long it may be until it asks again."""
+        if self._attachment is None:
+            return None
+        for answer in self._attachment.answers():
+            channel.send(answer, time.monotonic() + _PATIENCE_S)
+        return self._attachment.pause
 
 
 def _until_next() -> float:

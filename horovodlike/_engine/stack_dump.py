@@ -16,11 +16,14 @@ from types import FrameType
 
 from horovodlike._engine.native import lib
 
-__all__ = ["describe_threads", "start", "stop"]
+__all__ = ["OWN_THREADS", "describe_threads", "start", "stop"]
 
 _NAME = "hvl-stacks"
-# Threads that do not show what delays the rank.
-_OURS = (_NAME, "horovodlike-elastic", "horovodlike-monitor", "horovodlike-monitor-report", "horovodlike-metrics")
+OWN_THREADS = (
+    *(_NAME, "horovodlike-elastic", "horovodlike-monitor", "horovodlike-monitor-report", "horovodlike-metrics"),
+    "horovodlike-profile",
+)
+"""The names of threads that do not show what delays the rank."""
 _MAX_FRAMES_OF_OTHERS = 4
 
 _answering: threading.Thread | None = None
@@ -55,7 +58,7 @@ def describe_threads(num_bytes: int) -> bytes:
             Of the innermost calls, those in this package are shown as one line, which names the outermost of them.
     """
     main = threading.main_thread()
-    names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _OURS}
+    names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in OWN_THREADS}
     frames = sys._current_frames()
     text = b""
     for thread in sorted(names.keys() & frames.keys(), key=lambda thread: thread != main.ident):

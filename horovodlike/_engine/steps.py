@@ -12,6 +12,9 @@ __all__ = ["step"]
 
 BY_OPTIMIZER, BY_CALLBACK, _BY_SCRIPT = range(3)
 
+hook: Callable[[int, float], None] | None = None
+"""Called at each step with its number and its seconds, or 0 for the first: while a profile is armed."""
+
 _by = BY_OPTIMIZER
 _count = 0
 _samples = 0.0
@@ -44,9 +47,11 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
         _by, _samples, _last = by, _samples + samples, _last or perf_counter()
         return
     now = perf_counter()
-    if _last:
-        _seconds += now - _last
+    elapsed = now - _last if _last else 0.0
+    _seconds += elapsed
     _by, _last, _count, _samples = by, now, _count + 1, _samples + samples
+    if (called := hook) is not None:
+        called(_count, elapsed)
 
 
 def count_graphs(read: Callable[[], tuple[int, float]]) -> None:

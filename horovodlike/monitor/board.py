@@ -198,6 +198,12 @@ class Board:
                 self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
             self._delays.take(rank, host, report["sent"], now, report["collectives"])
 
+    def age(self, rank: int) -> float:
+        """Return for how many seconds a rank has not reported."""
+        with self._lock:
+            state = self._ranks.get(rank)
+            return 0.0 if state is None else self._clock() - state.heard_at
+
     def verdicts(self) -> list[dict[str, Any]]:
         """Return the verdicts on slow ranks."""
         with self._lock:

@@ -23,7 +23,8 @@ A report is an object. The fields that may be missing have not changed since the
 ``end``
     True in the last report.
 
-Rank 0 gets the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``.
+Rank 0 gets the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``. Any rank may
+get the requests of an attached ``hvdrun``, and answers them between its reports (``horovodlike._engine.profile``).
 """
 
 from __future__ import annotations
@@ -71,7 +72,20 @@ class Collector:
         self._board = board
         self._about: dict[Connection, dict[str, Any]] = {}
         self._sent_verdicts: dict[Connection, list[tuple[Any, ...]]] = {}  # their ranks and kinds
+        self.on_answer: Callable[[Connection, Any], None] = lambda connection, answer: None
+        """Called with a rank's answer to a request: JSON values, or bytes; and with None when the connection ends."""
         self.server = SecureServer(key, self, who="rank", expected=expected)
+
+    def ranks(self) -> tuple[dict[int, Connection], int]:
+        """Return the connections of the ranks that report now, and the size of the job: 0 before the first report."""
+        newest = max((about["generation"] for about in self._about.values()), default=0)
+        current = {each: about for each, about in self._about.items() if about["generation"] == newest}
+        size = next((about["size"] for about in current.values()), 0)
+        return {about["rank"]: connection for connection, about in current.items()}, size
+
+    def describe(self, connection: Connection) -> dict[str, Any] | None:
+        """Return what a rank has said of itself; None if its connection has ended."""
+        return self._about.get(connection)
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
@@ -83,8 +97,14 @@ class Collector:
     def on_message(self, connection: Connection, payload: bytes) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         try:
-            message = json.loads(payload)
             about = self._about.get(connection)
+            if about is not None and payload.startswith(b"\0"):
+                self.on_answer(connection, payload)
+                return
+            message = json.loads(payload)
+            if about is not None and "answer" in message:
+                self.on_answer(connection, message["answer"])
+                return
             if about is None:
                 about = _read_about(message["rank"], connection.rank)
                 if not self._board.take_hello(about):
@@ -113,6 +133,7 @@ class Collector:
         about = self._about.pop(connection, None)
         if about is not None:
             self._board.lose(connection.rank, about)
+            self.on_answer(connection, None)
 
 
 def _read_about(found: Any, rank: int) -> dict[str, Any]:

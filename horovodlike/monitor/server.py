@@ -17,7 +17,7 @@ from pathlib import Path
 from horovodlike._net.listen import LOOPBACK, is_everywhere, listen
 from horovodlike._net.secure_channel import JobKey, close_in_child
 from horovodlike._net.socket_options import ensure_descriptors
-from horovodlike.monitor import web
+from horovodlike.monitor import attach, web
 from horovodlike.monitor.board import Board
 from horovodlike.monitor.collector import Collector
 from horovodlike.monitor.metrics_file import MetricsFile
@@ -42,6 +42,7 @@ class Monitor:
         names: Collection[str] = (),
         token: str | None = None,
         metrics_file: str | None = None,
+        is_attachable: bool = False,
     ) -> None:
         """Prepare the monitor.
 
@@ -55,6 +56,7 @@ class Monitor:
                 answers at all addresses.
             token: The text that readers must know; None: a random one.
             metrics_file: A file that gets the metrics each second, or None.
+            is_attachable: Whether ``hvdrun --attach`` can find it by the id of this process.
         """
         self.board = board
         self._size = size or _UNKNOWN_SIZE
@@ -64,6 +66,8 @@ class Monitor:
         self._collector = Collector(key, board, self._size)
         self._addresses: set[str] = set()
         self._readers_socket: socket.socket | None = None
+        self._is_attachable = is_attachable
+        self._attach_socket: socket.socket | None = None
         self._cached: dict[bool, tuple[float, web.Snapshot]] = {}
         self._trouble = ""
         self._loop = asyncio.new_event_loop()
@@ -96,17 +100,22 @@ class Monitor:
             self.port = listeners[0].getsockname()[1]
             self._addresses.update(addresses)
             self._collector.server.listen(listeners)
+            if self._is_attachable:
+                self._listen_for_attachments()
             thread = threading.Thread(target=self._run, name="horovodlike-monitor", daemon=True)
             thread.start()
         except BaseException:
-            if self._readers_socket is not None:
-                self._readers_socket.close()
-            self._collector.server.close()
-            self._loop.close()
+            self._close_sockets()
             raise
         self._thread = thread
         if self._metrics_file is not None:
             self._metrics_file.start()
+
+    def _listen_for_attachments(self) -> None:
+        try:
+            self._attach_socket = attach.listen()
+        except OSError as error:  # a second job of this process, or another process has taken the name
+            self.board.add_event("warning", f"hvdrun --attach cannot be used for this job: {error.strerror}")
 
     def listen_on(self, addresses: Collection[str]) -> None:
         """Take reports at further addresses of this host, at the same port.
@@ -148,10 +157,14 @@ class Monitor:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            if self._readers_socket is not None:
-                self._readers_socket.close()
-            self._collector.server.close()
-            self._loop.close()
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for each in (self._readers_socket, self._attach_socket):
+            if each is not None:
+                each.close()
+        self._collector.server.close()
+        self._loop.close()
 
     async def _serve(self) -> None:
         server = self._collector.server
@@ -162,6 +175,12 @@ class Monitor:
             web_server = await asyncio.start_server(
                 readers.serve, sock=self._readers_socket, limit=web.MOST_HEADER_BYTES, backlog=1024
             )
+        attachments = attach.Attachments(self._collector, self.board)
+        attach_server = None
+        if self._attach_socket is not None:
+            attach_server = await asyncio.start_unix_server(
+                attachments.serve, sock=self._attach_socket, limit=attach.LINE_BYTES
+            )
         try:
             while not self._stopping.is_set():
                 with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
@@ -169,8 +188,9 @@ class Monitor:
                 self._attend(ticks=True)  # also drops connections that have not authenticated themselves in time
         finally:
             self._loop.remove_reader(server.fileno())
-            if web_server is not None:
-                web_server.close()
+            for each in (web_server, attach_server):
+                if each is not None:
+                    each.close()
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
                 readers.close()  # a task may miss that it is cancelled if its reader has sent something just now
                 for task in others:

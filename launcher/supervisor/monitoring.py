@@ -56,6 +56,7 @@ def open_monitor(
         names=asked.names,
         token=token,
         metrics_file=asked.metrics_file,
+        is_attachable=True,
     )
     monitor.start(addresses)
     if monitor.url is not None:

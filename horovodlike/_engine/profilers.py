@@ -1,0 +1,252 @@
+"""The profilers of a rank: PyTorch's, TensorFlow's, or samples of Python's stacks.
+
+Each writes a trace in Chrome's format with one more key, ``epoch_us``: the microseconds from the Unix epoch to the time
+0 of the events, by the clock of this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+__all__ = ["THREAD_NAME", "Profiler", "choose"]
+
+THREAD_NAME = "horovodlike-profile"
+_SAMPLE_S = 0.01
+_MOST_FRAMES = 128
+_HEAD_BYTES = 1 << 16
+_BUSY = "another profiler is running in this process, so the script profiles itself: profile it when that has ended"
+
+
+class Profiler(Protocol):
+    """A profiler of this process. Any method may raise whatever the framework's profiler raises.
+
+    Attributes:
+        framework: ``torch``, ``tensorflow`` or ``stacks``.
+        note: A remark for the user, or an empty text.
+        is_bound: Whether the thread that has started it has to stop it.
+    """
+
+    framework: str
+    note: str
+    is_bound: bool
+
+    def warm_up(self) -> None:
+        """Load what the first start needs, which may take seconds."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def stop(self) -> None:
+        """End the recording."""
+
+    def export(self, path: Path) -> None:
+        """Write the trace of the recording that was stopped last."""
+
+
+def choose(folder: Path, *, all_threads: bool) -> Profiler:
+    """Return the profiler for the framework that this process has imported.
+
+    Args:
+        folder: A folder for files of the profiler.
+        all_threads: Whether it must record threads other than the one that starts it.
+    """
+    if "torch" in sys.modules:
+        if not all_threads:
+            return _TorchProfiler({})
+        from torch._C._profiler import _ExperimentalConfig  # type: ignore[import-not-found, unused-ignore]
+
+        try:
+            return _TorchProfiler({"experimental_config": _ExperimentalConfig(profile_all_threads=True)})
+        except TypeError:
+            return _StackSampler("this version of PyTorch profiles the thread of the steps only, with --steps")
+    return _TensorFlowProfiler(folder) if "tensorflow" in sys.modules else _StackSampler()
+
+
+class _TorchProfiler:
+    framework, note, is_bound = "torch", "", True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._profile: Any = None
+
+    def warm_up(self) -> None:
+        self.start()
+        self.stop()
+
+    def start(self) -> None:
+        import torch
+
+        # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
+        if getattr(torch.autograd.profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            raise RuntimeError(_BUSY)
+        self._profile = torch.profiler.profile(**self._options)
+        try:
+            self._profile.start()
+        except BaseException:
+            with contextlib.suppress(Exception):  # it may not have started at all
+                self._profile.stop()
+            raise
+
+    def stop(self) -> None:
+        self._profile.stop()
+
+    def export(self, path: Path) -> None:
+        exported = path.with_name(f"{path.name}.torch")
+        self._profile.export_chrome_trace(str(exported))
+        text = exported.read_bytes()
+        exported.unlink()
+        if b'"cat":' not in text:
+            raise RuntimeError("PyTorch's profiler has recorded nothing: has the script started one of its own?")
+        # Versions of PyTorch before 2.4 lack it: their times are since the epoch.
+        base = re.search(rb'"baseTimeNanoseconds":\s*(\d+)', text[:_HEAD_BYTES] + text[-_HEAD_BYTES:])
+        path.write_bytes(b'{"epoch_us": %d,' % (int(base[1]) // 1000 if base else 0) + text.lstrip()[1:])
+
+
+class _TensorFlowProfiler:
+    framework, note, is_bound = "tensorflow", "", False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorflow"
+
+    def warm_up(self) -> None:
+        self.start()
+        self._experimental().stop(save=False)
+
+    def start(self) -> None:
+        import tensorflow as tf
+
+        try:
+            self._experimental().start(str(self._folder))
+        except tf.errors.AlreadyExistsError:
+            raise RuntimeError(_BUSY) from None
+
+    def stop(self) -> None:
+        self._experimental().stop()
+
+    def export(self, path: Path) -> None:
+        from tensorflow.tsl.profiler.protobuf import xplane_pb2  # type: ignore[import-not-found, unused-ignore]
+
+        [found] = self._folder.rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(found.read_bytes())
+        starts = [line.timestamp_ns for plane in space.planes for line in plane.lines if line.events]
+        if not starts:
+            raise RuntimeError("TensorFlow's profiler has recorded nothing: has the script started one of its own?")
+        _write(path, min(starts) // 1000, _events_of(space, min(starts) // 1000 * 1000))
+
+    @staticmethod
+    def _experimental() -> Any:
+        import tensorflow as tf
+
+        return tf.profiler.experimental
+
+
+def _events_of(space: Any, base_ns: int) -> Iterator[dict[str, Any]]:
+    for number, plane in enumerate(space.planes):
+        if not any(line.events for line in plane.lines):
+            continue
+        yield _named("process_name", number, 0, plane.name)
+        for line in plane.lines:
+            yield _named("thread_name", number, line.id, line.display_name or line.name)
+            for event in line.events:
+                about = plane.event_metadata[event.metadata_id]
+                yield {
+                    **{"ph": "X", "name": about.display_name or about.name, "pid": number, "tid": line.id},
+                    "ts": (line.timestamp_ns - base_ns) / 1e3 + event.offset_ps / 1e6,
+                    "dur": event.duration_ps / 1e6,
+                }
+
+
+class _StackSampler:
+    """Samples of the stacks of Python's threads, a hundred in a second, by a thread.
+
+    Calls that were seen in samples that follow each other are one event.
+    """
+
+    framework, is_bound = "stacks", False
+
+    def __init__(self, note: str = "") -> None:
+        self.note = note
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._open: dict[int, list[tuple[str, float]]] = {}  # by thread: the calls, and when they were seen first
+        self._names: dict[int, str] = {}
+        self._events: list[dict[str, Any]] = []
+        self._began = 0.0
+
+    def warm_up(self) -> None:
+        pass  # it needs nothing
+
+    def start(self) -> None:
+        self._began = time.time()
+        self._thread = threading.Thread(target=self._sample_on, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def export(self, path: Path) -> None:
+        names = (_named("thread_name", 0, ident, name) for ident, name in self._names.items())
+        _write(path, int(self._began * 1e6), itertools.chain(names, self._events))
+
+    def _sample_on(self) -> None:
+        while not self._ends.wait(_SAMPLE_S):
+            self._sample(time.time() - int(self._began * 1e6) / 1e6)
+        for ident in self._open:
+            self._close(ident, 0, time.time() - int(self._began * 1e6) / 1e6)
+
+    def _sample(self, now: float) -> None:
+        from horovodlike._engine.stack_dump import OWN_THREADS
+
+        names = {each.ident or 0: each.name for each in threading.enumerate() if each.name not in OWN_THREADS}
+        frames = sys._current_frames()
+        self._names |= {ident: names[ident] for ident in frames.keys() & names.keys()}
+        for ident in self._open.keys() | (frames.keys() & names.keys()):
+            calls = _calls_of(frames.get(ident)) if ident in names else []
+            before = self._open.setdefault(ident, [])
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1][0], zip(calls, before)))  # noqa: B905
+            self._close(ident, same, now)
+            before += [(call, now) for call in calls[same:]]
+
+    def _close(self, ident: int, depth: int, now: float) -> None:
+        """End the calls of a thread from a depth on."""
+        calls = self._open[ident]
+        for call, began in calls[depth:]:
+            self._events.append(
+                {"ph": "X", "name": call, "pid": 0, "tid": ident, "ts": began * 1e6, "dur": (now - began) * 1e6}
+            )
+        del calls[depth:]
+
+
+def _calls_of(innermost: FrameType | None) -> list[str]:
+    """Return the calls of a stack, the outermost first."""
+    calls: list[str] = []
+    frame = innermost
+    while frame is not None and len(calls) < _MOST_FRAMES:
+        code = frame.f_code
+        calls.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _write(path: Path, epoch_us: int, events: Iterator[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f'{{"epoch_us": {epoch_us}, "traceEvents": [\n')
+        for number, event in enumerate(events):
+            file.write((",\n" if number else "") + json.dumps(event))
+        file.write("\n]}\n")

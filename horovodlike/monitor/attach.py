@@ -1,0 +1,382 @@
+"""The server of ``hvdrun --attach``: profiles of a running job, and the stacks of its ranks.
+
+It listens on a Unix socket in the abstract namespace, whose name follows from the process id: it needs no file, so none
+is ever left. The kernel says who connects; only the same user is answered. A client sends one line of JSON, and gets
+lines of JSON:
+
+``say``
+    What is being done.
+``error``
+    Why there is no result; the last line.
+``stacks``
+    A list of ranks with their text; the last line.
+``rank``
+    The description of a rank's profile: the content of its file ``rankN.json``.
+``file``
+    The name of a file; after the line come so many ``bytes`` with its content.
+``done``
+    The profile is complete; the last line.
+
+A session ends with the connection of its client. All ranks record the same steps: each *arms* its profiler and says
+which step it is at; then all are told the step at whose end they begin, far enough ahead. If that comes too late for a
+rank, nothing is recorded, and they try again with more time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike._net.secure_channel import close_in_child
+from horovodlike._net.secure_server import Connection
+from horovodlike.monitor.board import Board
+from horovodlike.monitor.collector import Collector
+
+__all__ = ["MOST_SECONDS", "MOST_STEPS", "Attachments", "address_of", "listen", "user_of"]
+
+MOST_STEPS = 1000
+MOST_SECONDS = 300
+LINE_BYTES = 1 << 20
+"""The longest line of the protocol."""
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: the ids of process, user and group
+_REQUEST_S = 5.0
+_AHEAD_S = 3.0  # between the message and the first step
+_AHEAD_STEPS = 2
+_ATTEMPTS = 3
+_STACKS_S = 5.0
+_SILENT_S = 30.0  # a rank that has not reported for this long fails the session
+_EXPORT_S = 300.0  # likewise, while it may be writing a long trace
+_CHUNK_BYTES = 1 << 18
+_MOST_BYTES = 256 << 20
+_MOST_MARKS = 100_001
+_LONGEST_TEXT = 16384
+
+
+def address_of(pid: int) -> str:
+    """Return the address of the socket of a process."""
+    # Containers may share the network, and so these names, while each has a process with this id.
+    return f"\0horovodlike-attach-{os.stat(f'/proc/{pid}/ns/pid').st_ino}-{pid}"
+
+
+def user_of(connected: socket.socket) -> int:
+    """Return the id of the user whose process is at the other end of a Unix socket."""
+    _, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def listen() -> socket.socket:
+    """Return the listening socket of this process.
+
+    Raises:
+        OSError: This process has one already, or another has taken its name.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(address_of(os.getpid()))
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    close_in_child(listener)
+    return listener
+
+
+class _SessionError(Exception):
+    """The session has failed; the text is for the client."""
+
+
+class Attachments:
+    """The clients of one job, one after the other. Belongs to the thread of an event loop."""
+
+    def __init__(self, collector: Collector, board: Board) -> None:
+        """Take the connections of the ranks, and the state of the job."""
+        self._collector = collector
+        self._board = board
+        self._numbers = itertools.count(1)
+        self._is_taken = False
+        self._session: _Session | None = None
+        collector.on_answer = self._take
+
+    def _take(self, connection: Connection, answer: Any) -> None:
+        if self._session is not None:
+            self._session.take(connection, answer)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a client, and close its connection."""
+        try:
+            if user_of(writer.get_extra_info("socket")) != os.geteuid():
+                return
+            request = json.loads(await asyncio.wait_for(reader.readline(), _REQUEST_S))
+            work = asyncio.ensure_future(self._answer(request, writer))
+            gone = asyncio.ensure_future(reader.read(1))
+            try:
+                await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+        except asyncio.CancelledError:
+            _send(writer, {"error": "the job has ended"})
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError, TimeoutError):
+            pass  # a client that is gone, or none
+        finally:
+            writer.close()
+
+    async def _answer(self, request: Any, writer: asyncio.StreamWriter) -> None:
+        if self._is_taken:
+            busy = _SessionError("another hvdrun is attached to this job: try again when it has ended")
+            _send(writer, {"error": str(busy)})
+            return
+        self._is_taken = True
+        try:
+            connections = self._choose(request.get("ranks"))
+            if request.get("do") == "stacks":
+                await self._stacks(connections, writer)
+            else:
+                await self._profile(connections, _check_amount(request), writer)
+        except _SessionError as failure:
+            _send(writer, {"error": str(failure)})
+        except Exception as error:  # whatever it is, the job goes on
+            _send(writer, {"error": f"the monitor has failed: {error!r}"})
+        finally:
+            self._is_taken = False
+            if self._session is not None:
+                self._session.ask({"do": "cancel"})
+            self._session = None
+
+    def _choose(self, ranks: Any) -> dict[int, Connection]:
+        """Return the connections of the ranks; without a list, of all ranks."""
+        found, size = self._collector.ranks()
+        if not size:
+            raise _SessionError("no rank reports to the monitor yet: wait until hvd.init() has returned, and try again")
+        wanted = list(range(size)) if ranks is None else sorted({*map(int, ranks)})
+        if unknown := [rank for rank in wanted if not 0 <= rank < size]:
+            raise _SessionError(f"--ranks: the job has no {name_ranks(unknown)}: it has ranks 0 to {size - 1}")
+        if missing := [rank for rank in wanted if rank not in found]:
+            raise _SessionError(
+                f"{name_ranks(missing)} does not report to the monitor: leave it out with --ranks, or wait"
+            )
+        return {rank: found[rank] for rank in wanted}
+
+    def _open(self, connections: Mapping[int, Connection]) -> _Session:
+        if self._session is not None:
+            self._session.ask({"do": "cancel"})
+        self._session = _Session(next(self._numbers), connections, self._collector, self._board)
+        return self._session
+
+    async def _stacks(self, connections: Mapping[int, Connection], writer: asyncio.StreamWriter) -> None:
+        session = self._open(connections)
+        session.ask({"do": "stacks"})
+        found: dict[int, str] = {}
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(session.gather("stacks", found), _STACKS_S)
+        texts = {rank: found.get(rank, f"    it has not answered within {_STACKS_S:.0f} s") for rank in connections}
+        _send(writer, {"stacks": [[rank, text] for rank, text in texts.items()]})
+        await writer.drain()
+
+    async def _profile(
+        self, connections: Mapping[int, Connection], amount: dict[str, float], writer: asyncio.StreamWriter
+    ) -> None:
+        session = await self._begin(connections, amount, writer)
+        recorded: dict[int, dict[str, Any]] = {}
+        await session.gather("recorded", recorded, _EXPORT_S)
+        _, size = self._collector.ranks()
+        for rank, about in recorded.items():
+            for name, length in about["sizes"].items():
+                _send(writer, {"file": f"rank{rank}.{name}", "bytes": length})
+                await session.fetch(rank, name, length, writer)
+            described = self._collector.describe(connections[rank])
+            if described is None:
+                raise _SessionError(f"rank {rank} has left the job while its profile was read")
+            first, marks = about["first_step"], about["marks"]
+            _send(
+                writer,
+                {
+                    "rank": {
+                        **{"rank": rank, "size": size, "host": described["host"], "pid": described["pid"]},
+                        **{"framework": about["framework"], "first_step": first, "steps": max(0, len(marks) - 1)},
+                        **{"marks": marks, "note": about["note"]},
+                        "files": [f"rank{rank}.{name}" for name in about["sizes"]],
+                    }
+                },
+            )
+        _send(writer, {"done": True})
+        await writer.drain()
+
+    async def _begin(
+        self, connections: Mapping[int, Connection], amount: dict[str, float], writer: asyncio.StreamWriter
+    ) -> _Session:
+        """Have the ranks record the same steps, or seconds; return the session of the attempt that succeeds."""
+        for attempt in range(_ATTEMPTS):
+            session = self._open(connections)
+            _send(writer, {"say": f"{name_ranks(connections)}: preparing the profiler"})
+            session.ask({"do": "arm", **amount})
+            armed: dict[int, dict[str, float]] = {}
+            await session.gather("armed", armed)
+            ahead = _AHEAD_S * 2**attempt
+            if "steps" in amount:
+                first = choose_first_step(list(armed.values()), ahead)
+                text = f"recording steps {first + 1} to {first + amount['steps']:.0f}"
+            else:
+                first = math.ceil(time.time() + ahead)
+                text = f"recording for {amount['seconds']:g} s"
+            session.ask({"do": "begin", "first": first})
+            begun: dict[int, bool] = {}
+            await session.gather("begun", begun)
+            late = [rank for rank, is_in_time in begun.items() if not is_in_time]
+            if not late:
+                _send(writer, {"say": text})
+                return session
+            _send(writer, {"say": f"{name_ranks(late)}: the first step was over already; again, with more time"})
+        raise _SessionError(
+            f"{name_ranks(late)}: the first step was over each time: are the clocks of the hosts alike?"
+        )
+
+
+def choose_first_step(armed: list[dict[str, float]], ahead: float) -> int:
+    """Return the step at whose end all ranks can begin.
+
+    Args:
+        armed: For each rank, the last ``step`` and the ``seconds`` that a step takes.
+        ahead: How far ahead of the last step it must be, in seconds.
+    """
+    seconds = max(1e-4, min(each["seconds"] for each in armed))
+    return int(max(each["step"] for each in armed)) + math.ceil(ahead / seconds) + _AHEAD_STEPS
+
+
+def _check_amount(request: Any) -> dict[str, float]:
+    """Return the ``steps`` or the ``seconds`` of a request."""
+    for name, kind, most in (("steps", int, MOST_STEPS), ("seconds", (int, float), MOST_SECONDS)):
+        amount = request.get(name)
+        if isinstance(amount, kind) and not isinstance(amount, bool) and 0 < amount <= most:
+            return {name: amount}
+    raise _SessionError(f"give --steps, from 1 to {MOST_STEPS}, or --seconds, up to {MOST_SECONDS}")
+
+
+class _Session:
+    """The requests to some ranks under one number, and their answers."""
+
+    def __init__(self, number: int, connections: Mapping[int, Connection], collector: Collector, board: Board) -> None:
+        self._number = number
+        self._connections = connections
+        self._ranks = {connection: rank for rank, connection in connections.items()}
+        self._collector = collector
+        self._board = board
+        # A rank sends an answer to each request, and one or two by itself.
+        self._answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(16 + 4 * len(connections))
+
+    def ask(self, request: Mapping[str, Any], rank: int | None = None) -> None:
+        """Send a request to all ranks of the session, or to one."""
+        for connection in self._ranks if rank is None else [self._connections[rank]]:
+            if not connection.closed:
+                self._collector.server.send(connection, {"ask": {"id": self._number, **request}})
+
+    def take(self, connection: Connection, answer: Any) -> None:
+        """Take what a rank has sent; None: its connection has ended.
+
+        Raises:
+            ValueError, TypeError, KeyError, asyncio.QueueFull: It is no answer.
+        """
+        rank = self._ranks.get(connection)
+        if rank is None:
+            return
+        if isinstance(answer, bytes):
+            if int.from_bytes(answer[1:9], "big") == self._number:
+                self._answers.put_nowait((rank, answer[9:]))
+        elif answer is None:
+            self._answers.put_nowait((rank, {"failed": "it has left the job, or its connection is lost"}))
+        elif answer["id"] == self._number:
+            self._answers.put_nowait((rank, read_answer(answer)))
+
+    async def _next(self, left: Mapping[int, Connection], silent_s: float) -> tuple[int, Any]:
+        while True:
+            try:
+                rank, answer = await asyncio.wait_for(self._answers.get(), 1.0)
+            except (asyncio.TimeoutError, TimeoutError):
+                if silent := [each for each in left if self._board.age(each) > silent_s]:
+                    text = (
+                        f"{name_ranks(silent)}: silent for {silent_s:.0f} s: its process is stopped, or holds the GIL"
+                    )
+                    raise _SessionError(text) from None
+                continue
+            if isinstance(answer, dict) and "failed" in answer:
+                raise _SessionError(f"rank {rank}: {answer['failed']}")
+            return rank, answer
+
+    async def gather(self, kind: str, found: dict[int, Any], silent_s: float = _SILENT_S) -> None:
+        """Wait until each rank has given one kind of answer, and put them into ``found``.
+
+        Raises:
+            _SessionError: A rank has failed, has left, or is silent.
+        """
+        while left := {rank: each for rank, each in self._connections.items() if rank not in found}:
+            rank, answer = await self._next(left, silent_s)
+            if isinstance(answer, dict) and kind in answer:
+                found[rank] = answer[kind]
+
+    async def fetch(self, rank: int, name: str, size: int, writer: asyncio.StreamWriter) -> None:
+        """Pass on a file of a rank to the client, as fast as the client reads it."""
+        offset = 0
+        while offset < size:
+            self.ask({"do": "fetch", "file": name, "offset": offset}, rank)
+            sender, part = await self._next({rank: self._connections[rank]}, _SILENT_S)
+            if sender != rank or not isinstance(part, bytes) or not 0 < len(part) <= min(_CHUNK_BYTES, size - offset):
+                raise _SessionError(f"rank {sender} has sent something else than the next part of {name}")
+            writer.write(part)
+            await writer.drain()
+            offset += len(part)
+
+
+def read_answer(answer: Any) -> dict[str, Any]:
+    """Check an answer of a rank.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is none.
+    """
+    if "armed" in answer:
+        return {"armed": {name: _number(answer["armed"][name]) for name in ("step", "seconds")}}
+    if "begun" in answer:
+        return {"begun": answer["begun"] is True}
+    if "recorded" in answer:
+        found = answer["recorded"]
+        sizes = {name: int(_number(found["sizes"][name])) for name in ("trace.json", "timeline.json")}
+        first, marks = found["first_step"], [_number(mark) for mark in found["marks"]]
+        if sum(sizes.values()) > _MOST_BYTES or len(marks) > _MOST_MARKS:
+            raise ValueError("too much")
+        return {
+            "recorded": {
+                **{"sizes": sizes, "first_step": None if first is None else int(_number(first)), "marks": marks},
+                **{name: _text(found[name]) for name in ("framework", "note")},
+            }
+        }
+    [kind] = {"stacks", "failed"} & answer.keys()
+    return {kind: _text(answer[kind])}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(type(value).__name__)
+    if not 0 <= value < 2**63:
+        raise ValueError("out of range")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(type(value).__name__)
+    return value[:_LONGEST_TEXT].encode(errors="replace").decode()
+
+
+def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")

@@ -24,7 +24,6 @@ THREAD_NAME = "horovodlike-profile"
 _SAMPLE_S = 0.01
 _MOST_FRAMES = 128
 _HEAD_BYTES = 1 << 16
-_BUSY = "another profiler is running in this process, so the script profiles itself: profile it when that has ended"
 
 
 class Profiler(Protocol):
@@ -88,7 +87,7 @@ class _TorchProfiler:
 
         # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
         if getattr(torch.autograd.profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            raise RuntimeError(_BUSY)
+            raise _busy_error()
         self._profile = torch.profiler.profile(**self._options)
         try:
             self._profile.start()
@@ -128,7 +127,7 @@ class _TensorFlowProfiler:
         try:
             self._experimental().start(str(self._folder))
         except tf.errors.AlreadyExistsError:
-            raise RuntimeError(_BUSY) from None
+            raise _busy_error() from None
 
     def stop(self) -> None:
         self._experimental().stop()
@@ -148,6 +147,12 @@ class _TensorFlowProfiler:
         import tensorflow as tf
 
         return tf.profiler.experimental
+
+
+def _busy_error() -> RuntimeError:
+    return RuntimeError(
+        "another profiler is running in this process, so the script profiles itself: try again when that has ended"
+    )
 
 
 def _events_of(space: Any, base_ns: int) -> Iterator[dict[str, Any]]:

@@ -305,10 +305,9 @@ class _Session:
                 rank, answer = await asyncio.wait_for(self._answers.get(), 1.0)
             except (asyncio.TimeoutError, TimeoutError):
                 if silent := [each for each in left if self._board.age(each) > silent_s]:
-                    text = (
+                    raise _SessionError(
                         f"{name_ranks(silent)}: silent for {silent_s:.0f} s: its process is stopped, or holds the GIL"
-                    )
-                    raise _SessionError(text) from None
+                    ) from None
                 continue
             if isinstance(answer, dict) and "failed" in answer:
                 raise _SessionError(f"rank {rank}: {answer['failed']}")

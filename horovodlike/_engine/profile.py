@@ -46,7 +46,7 @@ _MOST_BYTES = 256 << 20
 _MOST_MARKS = 100_000
 _STACK_BYTES = 16384
 _LONGEST_REASON = 1000
-_MARK_S = 5.0  # a step is marked within this time, or within three times the average step
+_MARK_S = 10.0  # a step is marked within this time, or within three times the average step
 _POLL_S = 0.05
 _TRACE, _TIMELINE = "trace.json", "timeline.json"
 

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -60,22 +60,33 @@ def choose(folder: Path, *, all_threads: bool) -> Profiler:
         all_threads: Whether it must record threads other than the one that starts it.
     """
     if "torch" in sys.modules:
-        if not all_threads:
-            return _TorchProfiler({})
-        from torch._C._profiler import _ExperimentalConfig  # type: ignore[import-not-found, unused-ignore]
-
-        try:
-            return _TorchProfiler({"experimental_config": _ExperimentalConfig(profile_all_threads=True)})
-        except TypeError:
-            return _StackSampler("this version of PyTorch profiles the thread of the steps only, with --steps")
+        return _choose_of_torch(all_threads)
     return _TensorFlowProfiler(folder) if "tensorflow" in sys.modules else _StackSampler()
+
+
+def _choose_of_torch(all_threads: bool) -> Profiler:
+    import torch
+
+    if not all_threads:
+        return _TorchProfiler(lambda: torch.profiler.profile())
+    from torch._C._profiler import _ExperimentalConfig  # type: ignore[import-not-found, unused-ignore]
+
+    try:
+        config = _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return _StackSampler("this version of PyTorch profiles the thread of the steps only, with --steps")
+    device = "cuda" if torch.cuda.is_initialized() else None
+    # The class below torch.profiler.profile: that one imports modules, and the main thread may just import them, too.
+    return _TorchProfiler(
+        lambda: torch.autograd.profiler.profile(use_device=device, use_kineto=True, experimental_config=config)
+    )
 
 
 class _TorchProfiler:
     framework, note, is_bound = "torch", "", True
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
         self._profile: Any = None
 
     def warm_up(self) -> None:
@@ -86,18 +97,19 @@ class _TorchProfiler:
         import torch
 
         # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
-        if getattr(torch.autograd.profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        of_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+        if of_any_thread or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             raise _busy_error()
-        self._profile = torch.profiler.profile(**self._options)
+        self._profile = self._make()
         try:
-            self._profile.start()
+            self._profile.__enter__()
         except BaseException:
             with contextlib.suppress(Exception):  # it may not have started at all
-                self._profile.stop()
+                self.stop()
             raise
 
     def stop(self) -> None:
-        self._profile.stop()
+        self._profile.__exit__(None, None, None)
 
     def export(self, path: Path) -> None:
         exported = path.with_name(f"{path.name}.torch")

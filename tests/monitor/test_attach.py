@@ -154,11 +154,11 @@ FAKE = """
         import json, os, sys, threading, types
 
         class Profile:
-            def start(self):
+            def __enter__(self):
                 self.thread = threading.get_ident()
                 fail("start")
 
-            def stop(self):
+            def __exit__(self, *exception):
                 fail("stop")
                 print("same thread", self.thread == threading.get_ident(), flush=True)
 
@@ -248,7 +248,7 @@ def test_steps_that_nobody_marks(job: Callable[..., Launch], client: Callable[..
     running = job(TRAIN.replace("hvd.step()", "pass").replace('hvd.metrics()["steps"] == steps', "True"))
     ended = client(running, "profile", "--steps", "2").finish()
     assert ended.code == 1
-    assert "it has marked no step within 5 s: call hvd.step() once in each step" in ended.err
+    assert "it has marked no step within 10 s: call hvd.step() once in each step" in ended.err
     assert "with --seconds" in ended.err
     stop(running, tmp_path)
 
@@ -342,6 +342,8 @@ TORCH = """
             model(torch.ones(8, 50)).sum().backward()
             optimizer.step()
             steps += 1
+            if steps == 3:
+                print("rolling", flush=True)
             time.sleep(0.02)
         if own is not None:
             own.stop()
@@ -353,6 +355,7 @@ TORCH = """
 
 def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
     running = job(TORCH)
+    running.expect(b"rolling", 2)
     ended = client(running, "profile", "--steps", "5", "--output", "profile").finish(5 * LIMIT_S)
     assert ended.code == 0, ended.err
     for rank, trace in enumerate(check_times(tmp_path / "profile", 5)):
@@ -371,6 +374,7 @@ def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Laun
 def test_a_time_of_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
     """It needs no marks: the reporter's thread records all threads."""
     running = job(TORCH)
+    running.expect(b"rolling", 2)
     ended = client(running, "profile", "--seconds", "1", "--output", "profile").finish(5 * LIMIT_S)
     assert ended.code == 0, ended.err
     for rank in (0, 1):

@@ -75,7 +75,7 @@ def _choose_of_torch(all_threads: bool) -> Profiler:
         config = _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
         return _StackSampler("this version of PyTorch profiles the thread of the steps only, with --steps")
-    device = "cuda" if torch.cuda.is_initialized() else None
+    device = "cuda" if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     # The class below torch.profiler.profile: that one imports modules, and the main thread may just import them, too.
     return _TorchProfiler(
         lambda: torch.autograd.profiler.profile(use_device=device, use_kineto=True, experimental_config=config)

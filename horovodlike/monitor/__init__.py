@@ -9,6 +9,7 @@ imports any of this without being asked to.
 * :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
 * :mod:`horovodlike.monitor.server`: the thread that runs all that; :mod:`horovodlike.monitor.metrics_file`: the one
   that writes a file of metrics
+* :mod:`horovodlike.monitor.attach`: profiles and stacks for ``hvdrun --attach``
 * :mod:`horovodlike.monitor.callbacks`: numbers for other trackers of experiments
 """
 

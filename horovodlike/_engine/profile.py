@@ -150,6 +150,9 @@ class _Profile:
         self._first_step: int | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="horovodlike-profile-"))
         self._told = _State.WAITING
+        count, _, seconds = steps.counted()
+        self._patience = max(_MARK_S, 3 * seconds / max(1, count - 1))
+        self._deadline = time.monotonic() + self._patience  # of the next mark
 
     # The reporter's thread.
 
@@ -157,7 +160,11 @@ class _Profile:
         """Do what is due; return what there is to say."""
         if self._state is _State.WAITING and (self._before is None or self._before.is_over()):
             self._before = None
+            self._deadline = time.monotonic() + self._patience
             self._act(self._arm, _State.WAITING)
+        if time.monotonic() > self._deadline:
+            self._act(self._give_up, _State.WAITING)
+            self._act(self._give_up, _State.ARMING)
         self._look_at_clock()
         state = self._state
         if state is self._told:
@@ -180,7 +187,13 @@ class _Profile:
         raise NotImplementedError
 
     def _look_at_clock(self) -> None:
-        raise NotImplementedError
+        pass
+
+    def _give_up(self) -> _State:
+        raise RuntimeError(
+            f"it has marked no step within {self._patience:.0f} s: call hvd.step() once in each step, or profile for "
+            "some time with --seconds"
+        )
 
     def begin(self, first: float) -> bool:
         """Set the step or the time at whose end to begin; return whether it is not past yet."""
@@ -306,21 +319,8 @@ class _ProfileOfSteps(_Profile):
 
     def _arm(self) -> _State:
         self._profiler = profilers.choose(self._folder, all_threads=False)
-        count, _, seconds = steps.counted()
-        self._patience = max(_MARK_S, 3 * seconds / max(1, count - 1))
-        self._deadline = time.monotonic() + self._patience
         steps.hook = self._hook
         return _State.ARMING
-
-    def _look_at_clock(self) -> None:
-        if self._state is _State.ARMING and time.monotonic() > self._deadline:
-            self._act(self._give_up, _State.ARMING)
-
-    def _give_up(self) -> _State:
-        raise RuntimeError(
-            f"it has marked no step within {self._patience:.0f} s: call hvd.step() once in each step, or profile for "
-            "some time with --seconds"
-        )
 
     def pause(self) -> float | None:
         return None if self._state in (_State.SET, _State.RECORDING) else super().pause()

@@ -7,11 +7,12 @@ import json
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,6 +246,36 @@ def test_the_end_of_the_monitor_is_told(client: Callable[[Any], Client]) -> None
         rank.close()
 
 
+def test_a_rank_that_does_not_report_any_more_is_named(
+    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks(lambda request: armed(1), lambda request: None)
+    monkeypatch.setattr(monitor.board, "age", lambda rank: 31.0 * rank)
+    error = client({"do": "profile", "steps": 5, "ranks": None}).error()
+    assert error == "rank 1: silent for 30 s: its process is stopped, or holds the GIL"
+
+
+def test_only_the_same_user_is_answered(client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(is_attachable=True):
+        monkeypatch.setattr(attach, "user_of", lambda connected: os.geteuid() + 1)
+        with pytest.raises((json.JSONDecodeError, ConnectionError)):  # it gets nothing
+            client({"do": "stacks", "ranks": None}).read()
+
+
+def test_a_version_of_pytorch_that_profiles_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(**options: Any) -> None:
+        raise TypeError(*options)
+
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setitem(sys.modules, "torch._C", ModuleType("torch._C"))
+    of_c = ModuleType("torch._C._profiler")
+    monkeypatch.setattr(of_c, "_ExperimentalConfig", config, raising=False)
+    monkeypatch.setitem(sys.modules, "torch._C._profiler", of_c)
+    assert profilers.choose(tmp_path, all_threads=False).framework == "torch"
+    chosen = profilers.choose(tmp_path, all_threads=True)
+    assert chosen.framework == "stacks" and "with --steps" in chosen.note
+
+
 class Fake:
     """A profiler that writes down what it does, and in which thread."""
 
@@ -352,6 +383,22 @@ def test_a_profile_waits_for_the_end_of_the_one_before(fake: Fake) -> None:
     steps.mark()
     assert [each.keys() for each in answers(attachment)] == [{"id", "armed"}]
     attachment.cancel()
+
+
+def test_a_profile_does_not_wait_for_ever(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(profile.time, "monotonic", lambda: now[0])
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    steps.mark()
+    for number in (2, 3):  # the first one would be ended by the next step, which does not come
+        attachment.take({"id": number, "do": "arm", "steps": 1})
+        assert answers(attachment) == []
+        now[0] += 11.0
+        [answer] = answers(attachment)
+        assert "it has marked no step within 10 s" in answer["failed"]
+    steps.mark()
+    assert names(fake) == ["warm_up", "start", "stop"]
 
 
 def test_shutdown_stops_the_profiler_that_its_thread_has_started(fake: Fake) -> None:

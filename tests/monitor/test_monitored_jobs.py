@@ -233,7 +233,7 @@ def test_nothing_of_it_is_imported_without_being_asked_for(program: Callable[[st
     of_hvdrun = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert "horovodlike._bootstrap.bootstrap" in of_rank and "horovodlike.launcher.cli" in of_hvdrun
     unwanted = re.compile(
-        r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.reporter)\b|asyncio$|psutil$"
+        r"horovodlike\.(monitor|launcher\.supervisor\.monitoring|_engine\.(reporter|profile|profilers))\b|asyncio$|psutil$"
     )
     assert [name for name in sorted(of_rank | of_hvdrun) if unwanted.match(name)] == []
 

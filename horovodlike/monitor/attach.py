@@ -50,6 +50,8 @@ LINE_BYTES = 1 << 20
 """The longest line of the protocol."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: the ids of process, user and group
 _REQUEST_S = 5.0
+_JOIN_S = 5.0  # for ranks that have just called init(), or connect again
+_LOOK_S = 0.1
 _AHEAD_S = 3.0  # between the message and the first step
 _AHEAD_STEPS = 2
 _ATTEMPTS = 3
@@ -140,7 +142,7 @@ class Attachments:
             return
         self._is_taken = True
         try:
-            connections = self._choose(request.get("ranks"))
+            connections = await self._choose(request.get("ranks"))
             if request.get("do") == "stacks":
                 await self._stacks(connections, writer)
             else:
@@ -155,19 +157,23 @@ class Attachments:
                 self._session.ask({"do": "cancel"})
             self._session = None
 
-    def _choose(self, ranks: Any) -> dict[int, Connection]:
-        """Return the connections of the ranks; without a list, of all ranks."""
-        found, size = self._collector.ranks()
+    async def _choose(self, ranks: Any) -> dict[int, Connection]:
+        """Return the connections of the ranks; without a list, of all ranks. Wait for those that connect just now."""
+        deadline = time.monotonic() + _JOIN_S
+        while True:
+            found, size = self._collector.ranks()
+            wanted = list(range(size)) if ranks is None else sorted({*map(int, ranks)})
+            if size and (unknown := [rank for rank in wanted if not 0 <= rank < size]):
+                raise _SessionError(f"--ranks: the job has no {name_ranks(unknown)}: it has ranks 0 to {size - 1}")
+            missing = [rank for rank in wanted if rank not in found]
+            if size and not missing:
+                return {rank: found[rank] for rank in wanted}
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_LOOK_S)
         if not size:
             raise _SessionError("no rank reports to the monitor yet: wait until hvd.init() has returned, and try again")
-        wanted = list(range(size)) if ranks is None else sorted({*map(int, ranks)})
-        if unknown := [rank for rank in wanted if not 0 <= rank < size]:
-            raise _SessionError(f"--ranks: the job has no {name_ranks(unknown)}: it has ranks 0 to {size - 1}")
-        if missing := [rank for rank in wanted if rank not in found]:
-            raise _SessionError(
-                f"{name_ranks(missing)} does not report to the monitor: leave it out with --ranks, or wait"
-            )
-        return {rank: found[rank] for rank in wanted}
+        raise _SessionError(f"{name_ranks(missing)} does not report to the monitor: leave it out with --ranks, or wait")
 
     def _open(self, connections: Mapping[int, Connection]) -> _Session:
         if self._session is not None:

@@ -24,7 +24,8 @@ from horovodlike.monitor.server import Monitor
 
 
 @pytest.fixture
-def monitor() -> Iterator[Monitor]:
+def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
+    monkeypatch.setattr(attach, "_JOIN_S", 0.0)
     with running(is_attachable=True) as started:
         yield started
 

@@ -191,8 +191,8 @@ class _Profile:
 
     def _give_up(self) -> _State:
         raise RuntimeError(
-            f"it has marked no step within {self._patience:.0f} s: call hvd.step() once in each step, or profile for "
-            "some time with --seconds"
+            f"it has marked no step within {self._patience:.0f} s: call horovodlike.step() once in each step, "
+            "or profile for some time with --seconds"
         )
 
     def begin(self, first: float) -> bool:

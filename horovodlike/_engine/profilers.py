@@ -128,6 +128,7 @@ class _TensorFlowProfiler:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorflow"
+        self._began_ns = 0
 
     def warm_up(self) -> None:
         self.start()
@@ -136,6 +137,7 @@ class _TensorFlowProfiler:
     def start(self) -> None:
         import tensorflow as tf
 
+        self._began_ns = time.time_ns()
         try:
             self._experimental().start(str(self._folder))
         except tf.errors.AlreadyExistsError:
@@ -149,10 +151,17 @@ class _TensorFlowProfiler:
 
         [found] = self._folder.rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(found.read_bytes())
-        starts = [line.timestamp_ns for plane in space.planes for line in plane.lines if line.events]
-        if not starts:
+        if not any(line.events for plane in space.planes for line in plane.lines):
             raise RuntimeError("TensorFlow's profiler has recorded nothing: has the script started one of its own?")
-        _write(path, min(starts) // 1000, _events_of(space, min(starts) // 1000 * 1000))
+        # Times are since the start of the profiler, which one plane names, if it is not an old version.
+        named = (
+            stat.uint64_value
+            for plane in space.planes
+            for stat in plane.stats
+            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time"
+        )
+        began_us = next(named, self._began_ns) // 1000
+        _write(path, began_us, _events_of(space, began_us * 1000))
 
     @staticmethod
     def _experimental() -> Any:
@@ -167,19 +176,20 @@ def _busy_error() -> RuntimeError:
     )
 
 
-def _events_of(space: Any, base_ns: int) -> Iterator[dict[str, Any]]:
+def _events_of(space: Any, began_ns: int) -> Iterator[dict[str, Any]]:
+    """Return the events of TensorFlow, with times since the start of the profiler."""
     for number, plane in enumerate(space.planes):
         if not any(line.events for line in plane.lines):
             continue
         yield _named("process_name", number, 0, plane.name)
-        for line in plane.lines:
-            yield _named("thread_name", number, line.id, line.display_name or line.name)
+        for row, line in enumerate(plane.lines):
+            yield _named("thread_name", number, row, line.display_name or line.name)
+            start_ns = line.timestamp_ns - (began_ns if line.timestamp_ns > began_ns else 0)
             for event in line.events:
                 about = plane.event_metadata[event.metadata_id]
                 yield {
-                    **{"ph": "X", "name": about.display_name or about.name, "pid": number, "tid": line.id},
-                    "ts": (line.timestamp_ns - base_ns) / 1e3 + event.offset_ps / 1e6,
-                    "dur": event.duration_ps / 1e6,
+                    **{"ph": "X", "name": about.display_name or about.name, "pid": number, "tid": row},
+                    **{"ts": start_ns / 1e3 + event.offset_ps / 1e6, "dur": event.duration_ps / 1e6},
                 }
 
 

@@ -249,7 +249,7 @@ def test_steps_that_nobody_marks(job: Callable[..., Launch], client: Callable[..
     running = job(TRAIN.replace("hvd.step()", "pass").replace('hvd.metrics()["steps"] == steps', "True"))
     ended = client(running, "profile", "--steps", "2").finish()
     assert ended.code == 1
-    assert "it has marked no step within 10 s: call hvd.step() once in each step" in ended.err
+    assert "it has marked no step within 10 s: call horovodlike.step() once in each step" in ended.err
     assert "with --seconds" in ended.err
     stop(running, tmp_path)
 
@@ -392,6 +392,7 @@ def test_a_job_of_tensorflow(job: Callable[..., Launch], client: Callable[..., L
     running = job("""
         import os, threading, time
         import tensorflow as tf
+        import horovodlike
         import horovodlike.tensorflow as hvd
 
         hvd.init()
@@ -402,7 +403,7 @@ def test_a_job_of_tensorflow(job: Callable[..., Launch], client: Callable[..., L
                 loss = tf.reduce_sum(tf.matmul(tf.ones([8, 50]), weight))
             gradient = tape.gradient(loss, weight)
             weight.assign_sub(0.01 * hvd.allreduce(gradient, name="gradient"))
-            hvd.step()
+            horovodlike.step()
             steps += 1
             time.sleep(0.02)
         print("done", hvd.rank(), hvd.metrics()["steps"] == steps, flush=True)

@@ -2,7 +2,9 @@
 
 The ranks of one job, which `hvdrun --monitor` watches, train all the time and note when each step ends. Meanwhile
 readers come and go: windows of a few seconds with them and without them, in the order ABBA. Each ratio is that of the
-mean step times of two adjacent windows, so that what drifts more slowly than that cancels out.
+mean step times of two adjacent windows, so that what drifts more slowly than that cancels out. Beside it stands the
+processor time that the launcher, in which the monitor is, takes for them: a step that fills all processors cannot lose
+a larger share, and this is known however busy the machine is.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import driver, launch
 
@@ -37,8 +39,25 @@ _SLOW_READ_S = 0.25
 _TIMEOUT_S = 10.0
 
 Readers = Callable[[], AbstractContextManager[object]]
-Window = tuple[float, float]
-"""Its begin and its end, by the monotonic clock, which all processes of a host have in common."""
+
+
+class Window(NamedTuple):
+    """A window: its begin and its end, by the monotonic clock, which all processes of a host have in common.
+
+    `processor`: the share of one processor that the launcher had.
+    """
+
+    begin: float
+    end: float
+    processor: float
+
+
+class Pair(NamedTuple):
+    """Step times of two adjacent windows, in seconds, those of the slowest rank; how much more processor it took."""
+
+    without: float
+    among: float
+    more_processor: float
 
 
 def launcher(token: str, port: int) -> launch.Launcher:
@@ -125,15 +144,18 @@ def crowd(port: int, token: str) -> Iterator[None]:
             thread.join()
 
 
-def alternate(readers: Readers, pairs: int, seconds: float) -> list[tuple[Window, Window]]:
+def alternate(
+    readers: Readers, pairs: int, seconds: float, processor_seconds: Callable[[], float]
+) -> list[tuple[Window, Window]]:
     """Have readers come and go; return pairs of windows of this length, without them and with them."""
 
     def window(those: Readers) -> Window:
         with those():
             time.sleep(_SETTLE_S)
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), processor_seconds()
             time.sleep(seconds)
-            return begin, time.perf_counter()
+            end = time.perf_counter()
+            return Window(begin, end, (processor_seconds() - used) / (end - begin))
 
     found = []
     for number in range(pairs):
@@ -152,7 +174,7 @@ def step_seconds(ends: Sequence[float], window: Window) -> float | None:
         ends: When steps ended, in ascending order.
         window: The window.
     """
-    first, last = bisect_left(ends, window[0]), bisect_right(ends, window[1]) - 1
+    first, last = bisect_left(ends, window.begin), bisect_right(ends, window.end) - 1
     if first == 0 or last == len(ends) - 1 or last <= first:
         return None
     return (ends[last] - ends[first]) / (last - first)
@@ -187,22 +209,22 @@ class _Job:
         answers = self._group.call({"do": "step_ends", "model": self._model, "until": str(self._until)})
         return [answer["ends"] for answer in answers]
 
-    def measure(self, readers: Readers, pairs: int, seconds: float) -> list[tuple[float, float]]:
-        """Return the step times, those of the slowest rank, in pairs of windows without readers and with them."""
+    def measure(self, readers: Readers, pairs: int, seconds: float) -> list[Pair]:
+        """Train through pairs of windows; those in which not enough steps lie are left out."""
         self._until.unlink()
         with ThreadPoolExecutor(1) as executor:
             training = executor.submit(self._train)
             try:
-                windows = alternate(readers, pairs, seconds)
+                windows = alternate(readers, pairs, seconds, self._group.processor_seconds)
             finally:
                 self._until.touch()
             ends = training.result()
         found = []
-        for pair in windows:
-            times = [[step_seconds(of_rank, window) for of_rank in ends] for window in pair]
+        for windows_of_pair in windows:
+            times = [[step_seconds(of_rank, window) for of_rank in ends] for window in windows_of_pair]
             without, among = (None if None in of_window else max(filter(None, of_window)) for of_window in times)
             if without is not None and among is not None:
-                found.append((without, among))
+                found.append(Pair(without, among, windows_of_pair[1].processor - windows_of_pair[0].processor))
         return found
 
 
@@ -217,7 +239,7 @@ def measure(size: int, *, rounds: int, seconds: float, model: str = MODEL) -> li
     """
     token, port = secrets.token_hex(32), launch.free_port()
     readers: dict[str, Readers] = {SCRAPED: lambda: scraping(port, token), CROWDED: lambda: crowd(port, token)}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+    found: dict[str, list[Pair]] = {name: [] for name in readers}
     with driver.started([launcher(token, port)], size) as (group,), tempfile.TemporaryDirectory() as folder:
         job = _Job(group, model, Path(folder))
         for _ in range(rounds):
@@ -226,7 +248,7 @@ def measure(size: int, *, rounds: int, seconds: float, model: str = MODEL) -> li
     return [row(name, size, model, pairs) for name, pairs in found.items()]
 
 
-def row(readers: str, size: int, model: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def row(readers: str, size: int, model: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return a row of the results.
 
     Raises:
@@ -234,10 +256,11 @@ def row(readers: str, size: int, model: str, pairs: Sequence[tuple[float, float]
     """
     if not pairs:
         raise driver.BenchmarkError("no step lies in the windows: make them longer")
-    ratios = [among / without for without, among in pairs]
+    ratios = [each.among / each.without for each in pairs]
     return {
         **{"readers": readers, "np": size, "model": model, "pairs": list(pairs)},
-        **{"without": statistics.median(without for without, _ in pairs)},
-        **{"seconds": statistics.median(among for _, among in pairs)},
+        **{"without": statistics.median(each.without for each in pairs)},
+        **{"seconds": statistics.median(each.among for each in pairs)},
+        **{"more_processor": statistics.median(each.more_processor for each in pairs)},
         **{"ratio": statistics.median(ratios), "interval": median_interval(ratios)},
     }

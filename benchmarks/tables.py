@@ -269,10 +269,12 @@ def monitor(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['ratio']:.4f}",
             "{:.4f} to {:.4f}".format(*row["interval"]),
             str(len(row["pairs"])),
+            f"{row['more_processor']:.2%}",
         ]
         for row in rows
     ]
-    return table(["readers", "step without", "step among them", "x without", "95 % interval", "pairs"], lines)
+    head = ["readers", "step without", "step among them", "x without", "95 % interval", "pairs", "of a processor"]
+    return table(head, lines)
 
 
 def _hosts(results: dict[str, Any]) -> list[str]:
@@ -381,7 +383,7 @@ def latencies(rows: Sequence[dict[str, Any]]) -> str:
 
 def targets(verdicts: Sequence[Verdict]) -> str:
     """One line per target."""
-    words = {True: "pass", False: "**FAIL**", None: "not measured"}
+    words = {True: "pass", False: "**FAIL**", None: "not known"}
     lines = [[v.what, v.limit, v.measured or "", words[v.passed]] for v in verdicts]
     return table(["what", "target", "measured", ""], lines)
 

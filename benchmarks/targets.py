@@ -45,7 +45,9 @@ HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 # At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
 GPU_STEP, GPU_HOST = 1.02, 1.0
 # A step while the monitor is scraped each second, and among 220 idle and slow readers, in times of one without readers.
+# An interval of half this width is a result; and of one processor they may take so many percent.
 MONITOR = {"scraped": 1.005, "crowded": 1.005}
+MONITOR_RESOLUTION, MONITOR_PROCESSOR = 0.002, 0.5
 MEMORY_BYTES = 16 * MIB
 IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
@@ -218,15 +220,21 @@ def _keras(results: dict[str, Any]) -> Iterator[Verdict]:
 
 
 def _monitor(results: dict[str, Any]) -> Iterator[Verdict]:
-    """Beside a ratio is its interval: one that is so close to 1 says little without it."""
+    """Leave a ratio without a verdict if its interval is so large that it says nothing."""
     rows = {row["readers"]: row for row in results.get("monitor", [])}
     titles = {"scraped": "a scrape each second", "crowded": "a scrape each second, 200 idle and 20 slow readers"}
     for readers, limit in MONITOR.items():
         row = rows.get(readers)
         what = f"step of a job with --monitor, {titles[readers]}: time / without"
         verdict = _at_most(what, limit, None if row is None else row["ratio"], digits=5)
-        interval = "" if row is None else " ({:.4f} to {:.4f})".format(*row["interval"])
-        yield replace(verdict, measured=verdict.measured and verdict.measured + interval)
+        if row is not None:
+            low, high = row["interval"]
+            resolved = (high - low) / 2 <= MONITOR_RESOLUTION
+            measured = f"{verdict.measured} ({low:.4f} to {high:.4f}{'' if resolved else ': the machine is too busy'})"
+            verdict = replace(verdict, measured=measured, passed=verdict.passed if resolved else None)
+        yield verdict
+        what = f"monitor, {titles[readers]}: share of a processor that it takes"
+        yield _at_most(what, MONITOR_PROCESSOR, None if row is None else 100 * row["more_processor"], " %")
 
 
 def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -27,6 +27,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 
 html_theme = "furo"
 html_title = f"horovodlike {version}"
+templates_path = ["templates"]
+_SIDEBAR = ("brand", "search", "versions", "scroll-start", "navigation", "scroll-end")
+html_sidebars = {"**": [f"sidebar/{part}.html" for part in _SIDEBAR]}
 html_copy_source = False
 html_show_copyright = False
 

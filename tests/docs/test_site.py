@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -63,13 +65,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-@pytest.fixture(scope="module")
-def served(site: Path) -> Iterator[str]:
-    """Serve the site; give its address."""
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve a folder; yield its address."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/favicon.ico":  # which a browser asks for unless a page names one
+            # Files that a page asks for without knowing whether they exist: the answer 404 would be on the console.
+            if self.path in ("/favicon.ico", "/versions.json") and not (folder / self.path[1:]).exists():
                 self.send_response(204)
                 self.end_headers()
             else:
@@ -78,12 +81,21 @@ def served(site: Path) -> Iterator[str]:
         def log_message(self, format: str, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """Serve the site; give its address."""
+    with serve(site) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +155,39 @@ def test_everybody_can_use_the_pages(served: str, tmp_path: Path, scheme: str, r
             assert page.audit(*rules) == [], name
         assert page.problems == []
         assert all(each.startswith((served, "data:")) for each in page.requests)
+
+
+@pytest.mark.slow
+def test_versions_can_be_chosen_where_there_are_several(served: str, site: Path, tmp_path: Path) -> None:
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("chromium is not installed: `make tools` does")
+    deployed = tmp_path / "deployed"
+    (deployed / "0.1").mkdir(parents=True)
+    (deployed / "0.1" / "index.html").write_text("<title>the first version</title>")
+    for name in ("0.2", "0.3"):
+        (deployed / name).symlink_to(site)
+    choices = [{"name": f"v{name}", "url": f"{name}/"} for name in ("0.3", "0.2", "0.1")]
+    (deployed / "versions.json").write_text(json.dumps(choices))
+    (tmp_path / "browser").mkdir()
+    with browser(tmp_path / "browser") as page, serve(deployed) as address:
+        shown = "document.querySelector('#versions select').options.length"
+        page.open(f"{served}/users/monitor.html")
+        page.wait_for("performance.getEntriesByName(location.origin + '/versions.json').length")
+        assert page.value("document.querySelector('#versions').hidden") and page.value(shown) == 0
+        page.open(f"{address}/0.2/users/monitor.html")
+        page.wait_for("!document.querySelector('#versions').hidden")
+        names = "[...document.querySelectorAll('#versions option')].map(each => each.text)"
+        assert page.value(names) == ["v0.3", "v0.2", "v0.1"]
+        assert page.value("document.querySelector('#versions select').selectedOptions[0].text") == "v0.2"
+        assert page.audit("select-name", "label", "color-contrast", "target-size") == []
+        choose = "(select => { select.selectedIndex = %d; select.dispatchEvent(new Event('change')); return true; })"
+        choose += "(document.querySelector('#versions select'))"
+        page.value(choose % 0)
+        page.wait_for("location.pathname === '/0.3/users/monitor.html' && document.readyState === 'complete'")
+        page.wait_for("!document.querySelector('#versions').hidden")
+        assert page.problems == []
+        page.value(choose % 2)  # it has no such page
+        page.wait_for("location.pathname === '/0.1/' && document.title === 'the first version'")
 
 
 @pytest.mark.slow

@@ -177,13 +177,19 @@ def test_the_picture_in_the_documentation(page: Page, pytestconfig: pytest.Confi
         communicating += 0.12 + 0.03 * chance.random()
         number = job.number
         more = {"executed": number, "batches": number / 3, "negotiation_seconds": number * 4e-3, "bytes": number * 9e6}
-        job.second(late, hosts=2, steps=11 + chance.randrange(3), communicating_seconds=communicating, **more)
+        more |= {"bytes_by_shared_memory": number * 2e6, "bytes_by_tcp": number * 7e6, "in_flight": chance.randrange(6)}
+        more |= {"communicating_seconds": communicating, "shared_memory_bytes": 1.5e6}
+
+        def process(rank: int, second: int = second) -> dict[str, float]:
+            delayed = 0.4 * max(0, second - 230) if rank == 5 else 0.0
+            return {"resident_bytes": 612e6, "cpu_seconds": 0.97 * second - delayed, "run_delay_seconds": delayed}
+
         for state in job.board._ranks.values():
-            state.process |= {"resident_bytes": 612e6, "cpu_seconds": 0.97 * second}
-            state.counters["shared_memory_bytes"] = 1.5e6
+            state.counters["steps"], state.step_seconds = number // 4, 0.33
+        job.second(late, hosts=2, steps=11 + chance.randrange(3), process=process, **more)
     with running(job.board) as monitor:
         assert monitor.url is not None
-        page.resize(1100, 970)
+        page.resize(1100, 1370)
         page.call("Emulation.setScrollbarsHidden", hidden=True)
         page.open(monitor.url)
         assert "Rank 5 on node-1 holds up the others" in page.wait_for(
@@ -197,7 +203,7 @@ def test_the_picture_in_the_documentation(page: Page, pytestconfig: pytest.Confi
     for path in (made, picture):
         assert path.stat().st_size < 100_000
         with Image.open(path) as image:
-            assert image.size == (1100, 970)
+            assert image.size == (1100, 1370)
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: Page) -> None:

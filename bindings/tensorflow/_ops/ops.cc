@@ -160,7 +160,7 @@ class AnchoredKernel : public tensorflow::OpKernel {
 
 HVL_KERNELS("Anchored", .HostMemory("anchor"), AnchoredKernel);
 
-// The steps since init(), and when the first and the last one were marked. One that is marked during init() may be lost.
+// The steps since init(), and when the first and the last one were marked.
 struct Steps {
   std::atomic<int64_t> count{0};
   std::atomic<int64_t> first{0};  // nanoseconds of a monotonic clock

@@ -19,7 +19,8 @@ MIXED = """
 import horovod.torch as hvd
 from mpi4py import MPI
 world = MPI.COMM_WORLD
-given = hvd.ProcessSet(world.Split(world.rank % 2)) if world.rank else hvd.ProcessSet([0, 1])
+part = world.Split(world.rank % 2)
+given = hvd.ProcessSet(part if world.rank else [0, 1])
 try:
     hvd.init(process_sets=[given])
 except ValueError as error:

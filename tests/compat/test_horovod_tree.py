@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,21 @@ from horovodlike.compat.horovod.common import HorovodBasics
 from horovodlike.process_set import ProcessSet
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "users" / "from_horovod.md").read_text()
+
+
+def listed() -> dict[str, str]:
+    """What the page says of each module."""
+    rows = re.findall(r"^\| `(horovod[\w.]*)`(?:: (`[^|]*`))? \| (.*) \|$", PAGE, re.MULTILINE)
+    said: dict[str, str] = {}
+    for package, below, verdict in rows:
+        names = [f"{package}.{name}" for name in re.findall(r"`(\w+)`", below)]
+        fresh = names if package in said else [package, *names]
+        assert not said.keys() & set(fresh), package
+        said |= dict.fromkeys(fresh, verdict)
+    return said
+
 
 LIGHT = [name for name in MODULES if name.split(".")[1:2] in ([], ["common"], ["runner"], ["mxnet"], ["data"])]
 
@@ -50,8 +66,26 @@ def test_each_module_is_there_or_ends_with_advice(run: Run, tmp_path: Path, modu
             assert "horovodlike stands in for Horovod here, and has no horovodlike." in found, (name, found)
             assert "It is not among the modules that Horovod documents" not in found, (name, found)
             assert name not in NAMES, found
+            assert listed()[name].startswith("no: "), name
         else:
+            assert listed()[name].startswith("yes"), name
             assert not [each for each in NAMES.get(name, ()) if each not in found], name
+
+
+def test_the_page_lists_all_modules_with_the_reason_of_those_that_are_missing() -> None:
+    said = listed()
+    assert said.keys() == set(MODULES)
+    reasons = {verdict for verdict in said.values() if not verdict.startswith("yes")}
+    assert all(re.match("no: .{8}", reason) for reason in reasons)
+
+
+def test_each_default_that_differs_has_its_reason_and_a_way_back() -> None:
+    tables = PAGE.partition("## Defaults that differ")[2].partition("\n## ")[0]
+    rows = [
+        line.strip("|").split("|") for line in tables.splitlines() if line.startswith("| ") and "Horovod |" not in line
+    ]
+    assert len(rows) == 20
+    assert not [row for row in rows if not all(cell.strip() for cell in row)]
 
 
 def test_the_list_of_names_is_of_modules_of_the_tree() -> None:

@@ -11,27 +11,29 @@ import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-HVDRUN = ("-m", "horovodlike.launcher", "--compat", "-np", 2, "python")
+HVDRUN = ("-m", "horovodlike.launcher", "--compat", "-np")
+WORKER = "horovod.tensorflow.data.compute_worker"
 SCRIPT = Path(__file__).parent / "scripts" / "data_service.py"
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("number", "options"),
     [
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("--dispatchers", 2, "--dispatcher-side", "training"), marks=pytest.mark.thorough),
+        pytest.param(1, (), marks=pytest.mark.slow),
+        pytest.param(2, (), marks=pytest.mark.thorough),
+        pytest.param(2, ("--dispatchers", 2, "--dispatcher-side", "training"), marks=pytest.mark.thorough),
     ],
-    ids=["compute", "training"],
+    ids=["one worker", "two workers", "training"],
 )
-def test_a_service(run: Run, options: tuple[object, ...]) -> None:
+def test_a_service(run: Run, number: int, options: tuple[object, ...]) -> None:
     ended: list[subprocess.CompletedProcess[str]] = []
 
     def work() -> None:
-        ended.append(run(*HVDRUN, "-m", "horovod.tensorflow.data.compute_worker", *options, "service.json"))
+        ended.append(run(*HVDRUN, number, "python", "-m", WORKER, *options, "service.json"))
 
     workers = threading.Thread(target=work)
     workers.start()
-    done = run(*HVDRUN, SCRIPT, "service.json")
+    done = run(*HVDRUN, 2, "python", SCRIPT, "service.json")
     workers.join()
     assert done.returncode == 0, done.stderr
     assert "[0]<stdout>: served 16 elements\n" in done.stdout

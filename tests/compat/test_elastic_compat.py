@@ -1,4 +1,4 @@
-"""What elastic scripts of Horovod use: names of attributes, discovery scripts, and the limit of resets."""
+"""Elastic scripts of Horovod: names of attributes, discovery scripts, and the limit of resets."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "users" / "from_horovod.m
 
 
 def listed() -> dict[str, str]:
-    """What the page says of each module."""
+    """Return the verdict of the page on each module."""
     rows = re.findall(r"^\| `(horovod[\w.]*)`(?:: (`[^|]*`))? \| (.*) \|$", PAGE, re.MULTILINE)
     said: dict[str, str] = {}
     for package, below, verdict in rows:

@@ -1,7 +1,7 @@
 """Scripts of each kind that Horovod documents, as its users have them, run unchanged.
 
-`examples/horovod` has more of them, and `test_hvdrun_compat` runs those; `test_data_service_compat` and
-`test_communicators_compat` run the other two.
+`examples/horovod` has more of them, and `test_hvdrun_compat` runs those; `test_communicators_compat` runs the one with
+process sets.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from data_workers import data_workers
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -36,7 +37,8 @@ def test_pytorch(run: Run) -> None:
 
 @pytest.mark.slow
 def test_tensorflow_and_keras_3(run: Run) -> None:
-    shown = run_scripts(run, "tensorflow2", "keras_fit", "tensorflow2_elastic", "keras_elastic")
+    with data_workers(run, 1):
+        shown = run_scripts(run, "data_service", "tensorflow2", "keras_fit", "tensorflow2_elastic", "keras_elastic")
     assert shown.count("learned with keras\n") == 2
 
 

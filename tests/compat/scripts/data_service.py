@@ -1,13 +1,11 @@
-"""Processes of another job compute the input of these: python -m horovod.tensorflow.data.compute_worker FILE."""
-
-import sys
+"""Processes of another job compute the input: python -m horovod.tensorflow.data.compute_worker service.json."""
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
 
 hvd.init()
-config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
+config = TfDataServiceConfig.read("service.json", wait_for_file_creation=True)
 dataset = tf.data.Dataset.range(16).map(lambda x: x * x).batch(4)
 whole = sorted(x * x for x in range(16))
 
@@ -30,4 +28,4 @@ else:
 
 if hvd.rank() == 0:
     config.compute_client(verbose=2).shutdown()
-    print("served", len(mine) if config.dispatcher_side == "training" else len(both), "elements")
+    print("data_service: learned from", len(mine if config.dispatcher_side == "training" else both), "elements")

@@ -32,7 +32,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install", "is_installed"]
+__all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
 API_VERSION = "0.28.1"
 """The value of ``horovod.__version__``: the release of Horovod with this API, for scripts that compare versions."""
@@ -238,7 +238,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def is_installed() -> bool:
+def _is_installed() -> bool:
     """Return whether this process has Horovod's module names."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
@@ -256,7 +256,7 @@ def install(*, quiet: bool = False) -> None:
     Raises:
         ImportError: Horovod itself has been imported already.
     """
-    if is_installed():
+    if _is_installed():
         return
     if "horovod" in sys.modules:
         raise ImportError(
@@ -284,7 +284,7 @@ def _mention_what_is_hidden() -> None:
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that other processes unpickle with Horovod's names, if this process has them."""
-    if not is_installed():
+    if not _is_installed():
         return function
     from horovodlike.compat.horovod.runner import NeedsNames
 

@@ -56,12 +56,30 @@ def test_a_wait_ends_in_time_and_says_for_what(config):
         config.compute_client().wait_for_dispatcher_worker_registration(0, 0.3)
 
 
-def test_without_the_key_nothing_is_said(service, config):
+def test_without_the_key_nothing_is_answered(service, config):
     stranger = ComputeClient(service.addresses(), b"\1" * 32)
     with pytest.raises(RendezvousError, match=r"the registry of the tf.data service at .* cannot be reached"):
         stranger.shutdown()
     with pytest.raises(TimeoutError):
         config.compute_client()._ask({"name": "shutdown"}, 0.1)
+
+
+@pytest.mark.parametrize("value", [1, "\u00e4", ["a"], {"a": 1}, False])
+def test_a_value_that_is_none_ends_its_own_connection(config, value):
+    client = config.compute_client()
+    with pytest.raises(RendezvousError, match="cannot be reached"):
+        client._ask({"name": "dispatcher 0", "value": value}, 30)
+    client.register_dispatcher(0, "grpc://here:1")
+    assert client.wait_for_dispatcher_registration(0, 30) == "grpc://here:1"
+
+
+def test_the_key_is_not_shown(config):
+    assert config.key.hex() not in repr(config) and repr(config.key) not in repr(config)
+
+
+def test_the_address_is_that_which_leads_to_the_registry(service, config):
+    known = {host for of_interface in service.addresses().values() for host, _ in of_interface}
+    assert config.compute_client().own_address() in known
 
 
 def test_a_registry_that_has_ended(service, config):

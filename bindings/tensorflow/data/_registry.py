@@ -32,21 +32,12 @@ from horovodlike._net.secure_channel import (
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
 from horovodlike.errors import RendezvousError
 
-__all__ = ["ComputeClient", "ComputeService", "own_address"]
+__all__ = ["ComputeClient", "ComputeService"]
 
 _JOB = job_digest("tf.data service")
-_LONGEST_WAIT = 1_000_000.0  # seconds; poll() counts milliseconds in 31 bits
-_FLUSH_SECONDS = 5.0
+_ASK_AGAIN_SECONDS = 60.0  # an idle connection is not kept for long: what is in between may forget it
 _ATTEMPTS = 16  # a port that is free on one address may be in use on another
 _SHUTDOWN = "shutdown"
-
-
-def own_address() -> str:
-    """Return the address at which processes on other hosts reach this one; that of the host itself if it is alone."""
-    wanted = config.load(os.environ).network_interface
-    if wanted:
-        return choose_address(wanted, local_addresses())
-    return next((str(each.address) for each in local_addresses() if each.is_reachable), "127.0.0.1")
 
 
 def _listening() -> list[Interface]:
@@ -79,9 +70,9 @@ class ComputeService:
         self._port = listeners[0].getsockname()[1]
         self._server = SecureServer(JobKey(self.key), self, who="process")
         self._server.listen(listeners)
-        self._wake, self._wakened = socket.socketpair()
-        self._server.wake_by(self._wakened)
-        for each in (self._wake, self._wakened):
+        self._wake, self._woken = socket.socketpair()
+        self._server.wake_by(self._woken)
+        for each in (self._wake, self._woken):
             close_in_child(each)
         self._stop = False
         self._thread = threading.Thread(target=self._serve, name="horovodlike-tf-data", daemon=True)
@@ -109,7 +100,7 @@ class ComputeService:
         finally:
             self._server.close()
             self._wake.close()
-            self._wakened.close()
+            self._woken.close()
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
@@ -119,18 +110,19 @@ class ComputeService:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`: note a value, or ask for one."""
         try:
             message = json.loads(payload)
-            name = str(message["name"])
+            name, value = str(message["name"]), message.get("value")
+            if not (value is None or value is True or (isinstance(value, str) and value.isascii())):
+                raise TypeError(type(value).__name__)
         except Exception as error:  # whatever a client sends ends its own connection, and no other
             raise ProtocolError(f"it sent an invalid message ({type(error).__name__})") from None
-        if "value" in message:
-            self._values[name] = message["value"]
+        if value is not None:
+            self._values[name] = value
             self._server.send(connection, None)
         else:
             self._waiting.append((connection, name))
         for asking in [each for each in self._waiting if each[1] in self._values]:
             self._waiting.remove(asking)
             self._server.send(asking[0], self._values[asking[1]])
-            self._server.flush(asking[0], time.monotonic() + _FLUSH_SECONDS)
 
     def on_disconnect(self, connection: Connection, reason: str) -> None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
@@ -162,7 +154,7 @@ class ComputeClient:
         Raises:
             RendezvousError: The registry cannot be reached, or has another key.
         """
-        self._ask({"name": f"dispatcher {dispatcher_id}", "value": dispatcher_address}, HANDSHAKE_TIMEOUT)
+        self._set(f"dispatcher {dispatcher_id}", dispatcher_address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
         """Return the address of a dispatcher, once it is known.
@@ -175,7 +167,7 @@ class ComputeClient:
         return str(self._wait(name, timeout, f"{name} to register"))
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker of a dispatcher is ready.
+        """Announce that a worker of a dispatcher is ready.
 
         Args:
             dispatcher_id: The number of the dispatcher.
@@ -184,7 +176,7 @@ class ComputeClient:
         Raises:
             RendezvousError: The registry cannot be reached, or has another key.
         """
-        self._ask({"name": f"worker {worker_id} of dispatcher {dispatcher_id}", "value": True}, HANDSHAKE_TIMEOUT)
+        self._set(f"worker {worker_id} of dispatcher {dispatcher_id}", True)
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Wait for all workers of a dispatcher.
@@ -205,7 +197,7 @@ class ComputeClient:
         Raises:
             RendezvousError: The registry cannot be reached, or has another key.
         """
-        self._ask({"name": _SHUTDOWN, "value": True}, HANDSHAKE_TIMEOUT)
+        self._set(_SHUTDOWN, True)
 
     def wait_for_shutdown(self) -> None:
         """Wait until :meth:`shutdown` is called in any process.
@@ -213,7 +205,19 @@ class ComputeClient:
         Raises:
             RendezvousError: The registry cannot be reached, or has another key.
         """
-        self._ask({"name": _SHUTDOWN}, _LONGEST_WAIT)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                self._ask({"name": _SHUTDOWN}, _ASK_AGAIN_SECONDS)
+                return
+
+    def own_address(self) -> str:
+        """Return the address of this host by which it reaches the registry; others reach this process by it.
+
+        Raises:
+            RendezvousError: The registry cannot be reached, or has another key.
+        """
+        with contextlib.closing(self._connect()) as channel:
+            return str(channel.socket.getsockname()[0])
 
     def _wait(self, name: str, timeout: float, activity: str) -> Any:
         try:
@@ -224,26 +228,32 @@ class ComputeClient:
                 "compute and of those that train, or give a longer timeout"
             ) from None
 
-    def _ask(self, message: dict[str, Any], timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
-        channel = self._connect(min(timeout, HANDSHAKE_TIMEOUT))
+    def _set(self, name: str, value: str | bool) -> None:
         try:
-            channel.send(encode(message), deadline)
-            return json.loads(channel.receive(deadline))
-        except TimeoutError:
-            raise
-        except (OSError, RendezvousError) as error:
+            self._ask({"name": name, "value": value}, HANDSHAKE_TIMEOUT)
+        except TimeoutError as error:
             raise self._unreachable(error) from error
-        finally:
-            channel.close()
 
-    def _connect(self, patience: float) -> ClientChannel:
+    def _ask(self, message: dict[str, Any], timeout: float) -> Any:
+        """Return the answer; a TimeoutError: there was none within these seconds."""
+        with contextlib.closing(self._connect()) as channel:
+            deadline = time.monotonic() + timeout
+            try:
+                channel.send(encode(message), deadline)
+                return json.loads(channel.receive(deadline))
+            except TimeoutError:
+                raise
+            except (OSError, RendezvousError) as error:
+                raise self._unreachable(error) from error
+
+    def _connect(self) -> ClientChannel:
         problem: Exception | None = None
         try:
-            with contextlib.closing(dial(self._hosts, self._port, patience)) as answers:
+            with contextlib.closing(dial(self._hosts, self._port, HANDSHAKE_TIMEOUT)) as answers:
                 for connected in answers:
+                    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
                     try:
-                        return ClientChannel(connected, self._key, Identity(0, 0, _JOB), time.monotonic() + patience)
+                        return ClientChannel(connected, self._key, Identity(0, 0, _JOB), deadline)
                     except (RendezvousError, OSError) as error:
                         problem = error  # the next address may lead to the registry
         except OSError as error:

@@ -10,6 +10,7 @@ In the script::
     config = TfDataServiceConfig.read("service.json", wait_for_file_creation=True)
     dataset = dataset.send_to_data_service(config, hvd.rank(), hvd.size())
     ...
+    hvd.join()  # until all ranks have read their elements
     if hvd.rank() == 0:
         config.compute_client().shutdown()
 
@@ -26,13 +27,13 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from horovodlike.elastic._state_file import replacing
-from horovodlike.tensorflow.data._registry import ComputeClient, own_address
+from horovodlike.tensorflow.data._registry import ComputeClient
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
@@ -46,7 +47,7 @@ class TfDataServiceConfig:
     """How to reach a tf.data service.
 
     Attributes:
-        dispatchers: The number of dispatchers: 1 for all ranks that train, or as many as they are.
+        dispatchers: The number of dispatchers: 1 for all ranks that train, or one for each.
         workers_per_dispatcher: The number of workers of each.
         dispatcher_side: Where the dispatchers run: ``"compute"`` or ``"training"``.
         addresses: The addresses and ports of the registry, by interface.
@@ -61,7 +62,7 @@ class TfDataServiceConfig:
     workers_per_dispatcher: int
     dispatcher_side: str
     addresses: Mapping[str, Sequence[tuple[str, int]]]
-    key: bytes
+    key: bytes = field(repr=False)
     timeout: int = 60
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class TfDataServiceConfig:
 
         Args:
             filename: The file.
-            wait_for_file_creation: Wait until there is one.
+            wait_for_file_creation: Wait until there is one, for as long as it takes.
 
         Raises:
             OSError: It cannot be read.
@@ -115,11 +116,11 @@ class TfDataServiceConfig:
             return TfDataServiceConfig.from_dict(json.load(file))
 
 
-def _start_dispatcher() -> tuple[Any, str]:
+def _start_dispatcher(client: ComputeClient) -> tuple[Any, str]:
     """Start a dispatcher; return it and the address at which other hosts reach it."""
     server = tf.data.experimental.service.DispatchServer()
     port = server.target.rpartition(":")[2]
-    return server, f"grpc://{_bracketed(own_address())}:{port}"
+    return server, f"grpc://{_bracketed(client.own_address())}:{port}"
 
 
 def _bracketed(address: str) -> str:
@@ -128,7 +129,7 @@ def _bracketed(address: str) -> str:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """Have the dispatcher of a rank that trains in a ``with`` block, and give its address.
+    """Provide the dispatcher of a rank that trains while a ``with`` block runs.
 
     Args:
         compute_config: The service.
@@ -148,7 +149,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     server = None
     try:
         if compute_config.dispatcher_side == "training" and number == rank:
-            server, address = _start_dispatcher()
+            server, address = _start_dispatcher(client)
             client.register_dispatcher(number, address)
         address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
         client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
@@ -186,7 +187,7 @@ def send_to_data_service(
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
-            "send_to_data_service() needs dispatchers that outlive it, which dispatcher_side='training' has not: use "
+            "send_to_data_service() needs dispatchers that outlive it, unlike those of dispatcher_side='training': use "
             "the dataset inside of `with tf_data_service(config, rank) as address`"
         )
     in_turn = reuse_dataset and round_robin
@@ -205,14 +206,13 @@ def send_to_data_service(
 tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
-def compute_worker_fn(compute_config: TfDataServiceConfig, timeout: int | None = None) -> None:
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Run a worker, and a dispatcher where there has to be one, until the service is shut down.
 
     Called by each rank of the job that computes; it calls `init()`.
 
     Args:
         compute_config: The service; the job has ``dispatchers * workers_per_dispatcher`` ranks.
-        timeout: How many seconds the worker waits for its dispatcher to answer; TensorFlow's default if None.
 
     Raises:
         TimeoutError: The dispatcher did not start in time.
@@ -225,15 +225,15 @@ def compute_worker_fn(compute_config: TfDataServiceConfig, timeout: int | None =
     client = compute_config.compute_client()
     dispatcher = None
     if compute_config.dispatcher_side == "compute" and rank % workers == 0:
-        dispatcher, address = _start_dispatcher()
+        dispatcher, address = _start_dispatcher(client)
         client.register_dispatcher(rank // workers, address)
     address = client.wait_for_dispatcher_registration(rank // workers, compute_config.timeout)
     worker = tf.data.experimental.service.WorkerServer(
         tf.data.experimental.service.WorkerConfig(
             dispatcher_address=address.partition("://")[2],
-            worker_address=f"{_bracketed(own_address())}:%port%",
+            worker_address=f"{_bracketed(client.own_address())}:%port%",
             heartbeat_interval_ms=_HEARTBEAT_MS,
-            dispatcher_timeout_ms=None if timeout is None else timeout * 1000,
+            dispatcher_timeout_ms=compute_config.timeout * 1000,
         )
     )
     client.register_worker_for_dispatcher(rank // workers, rank)

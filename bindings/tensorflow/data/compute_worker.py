@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
 
 import horovodlike.tensorflow as hvd
 from horovodlike.tensorflow.data._registry import ComputeService
@@ -28,6 +29,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         ValueError: The number of ranks is no multiple of that of dispatchers, or an argument cannot be used.
         OSError: The file cannot be written.
     """
+    file = Path(configfile)
+    file.unlink(missing_ok=True)  # that of an earlier service; all ranks have done so when init() returns
     hvd.init()
     if dispatchers < 1 or hvd.size() % dispatchers:
         raise ValueError(
@@ -43,8 +46,9 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
                 dispatchers, workers, dispatcher_side, service.addresses(), service.key, timeout
             )
             config.write(configfile)
+            stack.callback(file.unlink, missing_ok=True)
         config = hvd.broadcast_object(config, 0, name="horovodlike.tensorflow.data.config")
-        compute_worker_fn(config, timeout)
+        compute_worker_fn(config)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import horovodlike
 from horovodlike.compat import install
-from horovodlike.launcher.errors import RankFailedError
-from horovodlike.launcher.run import RemoteTraceback
+
+if TYPE_CHECKING:
+    from horovodlike.launcher.errors import RankFailedError
 
 __all__ = ["run"]
 
@@ -50,6 +51,9 @@ def run(
             exception there, this is its cause.
         Exception: As :func:`horovodlike.run` raises it, if no rank was started.
     """
+    from horovodlike.launcher.errors import RankFailedError  # the ranks do not need the launcher
+    from horovodlike.launcher.run import RemoteTraceback
+
     try:
         return horovodlike.run(NeedsNames(func), args, kwargs, num_proc, **options)
     except RankFailedError as error:
@@ -62,6 +66,8 @@ def run(
 
 
 def _failure(rank: int, exit_code: int, text: str) -> RankFailedError:
+    from horovodlike.launcher.errors import RankFailedError
+
     first = "" if rank < 0 else f" The first process to do so was:\nProcess name: {rank}\nExit code: {exit_code}"
     return RankFailedError(
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "

@@ -94,6 +94,8 @@ MODULES = (
     "horovodlike.torch.nn",
     "horovodlike.torch.parameter_server",
     "horovodlike.tensorflow",
+    "horovodlike.tensorflow.data",
+    "horovodlike.tensorflow.data.compute_service",
     "horovodlike.tensorflow.elastic",
     "horovodlike.keras",
     "horovodlike.keras.callbacks",

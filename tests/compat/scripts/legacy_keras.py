@@ -12,7 +12,6 @@ from tensorflow import keras
 hvd.init()
 keras.utils.set_random_seed(42)
 size, rank = hvd.size(), hvd.rank()
-x, y = np.random.random((1000, 32)), np.random.random((1000, 3, 1))
 
 
 def make_model(optimizer, layers=()):
@@ -83,7 +82,7 @@ def test_models_are_loaded_with_wrapped_optimizers():
     class OwnLayer(keras.layers.Dense):
         pass
 
-    for make in (keras.optimizers.legacy.RMSprop, keras.optimizers.legacy.SGD, keras.optimizers.Adam):
+    for make in (keras.optimizers.legacy.RMSprop, keras.optimizers.Adam):
         model = make_model(hvd.DistributedOptimizer(make(learning_rate=0.0001)))
         train(model)
         loaded = round_trip(model)
@@ -94,13 +93,13 @@ def test_models_are_loaded_with_wrapped_optimizers():
             zip(model.optimizer.variables(), loaded.optimizer.variables()) if "legacy" in str(make) else ()
         ):
             np.testing.assert_array_equal(keras.backend.get_value(one), keras.backend.get_value(other))
-        train(loaded)
+    train(loaded)
     model = make_model(hvd.DistributedOptimizer(OwnOptimizer()))
     assert round_trip(model, custom_optimizers=[OwnOptimizer]).optimizer.__class__.__name__ == "OwnOptimizer"
     custom = {"OwnOptimizer": lambda **options: hvd.DistributedOptimizer(OwnOptimizer(**options))}
     assert round_trip(model, custom_objects=custom).optimizer.__class__.__name__ == "OwnOptimizer"
     model = make_model(hvd.DistributedOptimizer(keras.optimizers.legacy.SGD()), [OwnLayer(2)])
-    train(round_trip(model, custom_objects={"OwnLayer": OwnLayer}))
+    assert isinstance(round_trip(model, custom_objects={"OwnLayer": OwnLayer}).layers[1], OwnLayer)
 
 
 def test_values():
@@ -111,13 +110,13 @@ def test_values():
 
 
 def test_embeddings_and_accumulation():
-    for options in ({"sparse_as_dense": True}, {"backward_passes_per_step": 2, "sparse_as_dense": True}):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.RMSprop(lr=0.0001), **options)
-        model = keras.models.Sequential([keras.layers.Embedding(100, 4, input_length=3), keras.layers.Flatten()])
-        model.compile(loss="mse", optimizer=optimizer, experimental_run_tf_function=False)
-        model.fit(np.random.randint(100, size=(8, 3)), np.random.random((8, 12)), batch_size=2, verbose=0)
-        everywhere = np.asarray(hvd.allgather(model.get_weights()[0][None] - model.get_weights()[0][None]))
-        assert everywhere.shape[0] == size
+    optimizer = keras.optimizers.legacy.SGD(lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, sparse_as_dense=True)
+    embedding = keras.layers.Embedding(10, 1, input_length=1, embeddings_initializer="zeros")
+    model = keras.models.Sequential([embedding, keras.layers.Flatten()])
+    model.compile(loss=lambda _, outputs: tf.reduce_sum(outputs), optimizer=optimizer)
+    model.fit(np.array([[1], [2 + rank]]), np.zeros((2, 1)), batch_size=1, shuffle=False, verbose=0)
+    assert model.get_weights()[0].ravel()[:4].tolist() == [0.0, -1.0, -0.5, -0.5], model.get_weights()
 
 
 def test_from_config():

@@ -7,6 +7,7 @@ Each writes a trace in Chrome's format with one more key, ``epoch_us``: the micr
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import re
@@ -98,7 +99,8 @@ class _TorchProfiler:
 
         # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
         of_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        if of_any_thread or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        of_this_thread = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        if of_any_thread or of_this_thread or _is_warming_up(torch.profiler.profile):
             raise _busy_error()
         self._profile = self._make()
         try:
@@ -168,6 +170,12 @@ class _TensorFlowProfiler:
         import tensorflow as tf
 
         return tf.profiler.experimental
+
+
+def _is_warming_up(profile: Any) -> bool:
+    """Return whether the script has a profiler that waits for its first step: it could not start beside another one."""
+    found = (each for each in gc.get_objects() if issubclass(type(each), profile))
+    return any(getattr(getattr(each, "current_action", None), "name", "") == "WARMUP" for each in found)
 
 
 def _busy_error() -> RuntimeError:

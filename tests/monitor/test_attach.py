@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from support.hvdrun_process import LIMIT_S, Launch
 
+from horovodlike.launcher import cli
+
 TRAIN = """
         import os, sys, threading, time
         import numpy as np
@@ -30,9 +32,7 @@ TRAIN = """
             return step
 
         def compute():
-            until = time.monotonic() + 0.02
-            while time.monotonic() < until:
-                pass
+            time.sleep(0.02)
 
         hvd.init()
         steps = train()
@@ -262,14 +262,6 @@ def test_what_cannot_be_asked(job: Callable[..., Launch], client: Callable[..., 
         (["profile", "--steps", "1", "--ranks", "1,2"], "the job has no rank 2: it has ranks 0 to 1"),
         (["profile", "--steps", "1", "--output", "full"], "--output full exists already: name a new folder"),
         (["profile", "--steps", "1", "--output", "full/file/x"], "--output full/file/x cannot be written"),
-        (["profile", "--steps", "0"], "0: give a number of steps, from 1 to 1000"),
-        (["profile", "--steps", "-5"], "-5: give a number of steps"),
-        (["profile", "--steps", "1001"], "1001: give a number of steps"),
-        (["profile", "--seconds", "nan"], "nan: give a number of seconds"),
-        (["profile"], "one of the arguments --steps --seconds is required"),
-        (["profile", "--steps", "1", "--ranks", "0,x"], "0,x: give numbers of ranks"),
-        (["watch"], "invalid choice: 'watch'"),
-        ([], "the following arguments are required: profile|stacks"),
     ]
     started = [(client(running, *words), text) for words, text in cases]
     for each, text in started:
@@ -280,6 +272,26 @@ def test_what_cannot_be_asked(job: Callable[..., Launch], client: Callable[..., 
     launch.close()
     assert ended.code == 2 and "leave out the other options of hvdrun" in ended.err
     stop(running, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["profile", "--steps", "0"], "0: give a number of steps, from 1 to 1000"),
+        (["profile", "--steps", "-5"], "-5: give a number of steps"),
+        (["profile", "--steps", "1001"], "1001: give a number of steps"),
+        (["profile", "--seconds", "nan"], "nan: give a number of seconds"),
+        (["profile"], "one of the arguments --steps --seconds is required"),
+        (["profile", "--steps", "1", "--ranks", "0,x"], "0,x: give numbers of ranks"),
+        (["watch"], "invalid choice: 'watch'"),
+        ([], "the following arguments are required: profile|stacks"),
+    ],
+)
+def test_words_that_make_no_sense(capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--attach", "1", *words])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
 
 
 def test_what_is_no_job(client: Callable[..., Launch], tmp_path: Path) -> None:
@@ -334,9 +346,13 @@ TORCH = """
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
         )
-        steps, own = 0, None
+        steps, own, warm = 0, None, None
         while not hvd.allreduce(torch.tensor([float(os.path.exists("stop"))]), op=hvd.Max, name="stop")[0]:
+            if warm is None and os.path.exists("warm"):
+                warm = torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1))
+                warm.start()
             if own is None and os.path.exists("own"):
+                warm.stop()
                 own = torch.profiler.profile()
                 own.start()
             optimizer.zero_grad()
@@ -364,10 +380,11 @@ def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Laun
         assert names.count("aten::linear") == 5
         assert any("Backward" in name for name in names)  # of autograd's thread
         assert read(tmp_path / "profile", rank)[0]["framework"] == "torch"
-    (tmp_path / "own").touch()
-    ended = client(running, "profile", "--steps", "5", "--output", "second").finish(5 * LIMIT_S)
-    assert ended.code == 1
-    assert re.search(r"rank \d: RuntimeError: another profiler is running in this process", ended.err), ended.err
+    for which in ("warm", "own"):  # first it only waits for its steps
+        (tmp_path / which).touch()
+        ended = client(running, "profile", "--steps", "5", "--output", f"out-{which}").finish(5 * LIMIT_S)
+        assert ended.code == 1
+        assert re.search(r"rank \d: RuntimeError: another profiler is running in this process", ended.err), ended.err
     stop(running, tmp_path)
 
 

@@ -130,8 +130,9 @@ class Launch:
         wait_gone(self.mark, seconds)
 
     def _errors(self) -> str:
-        self._err.seek(0)
-        return self._err.read().decode(errors="replace")
+        # The launcher shares the file's position, so this must not move it.
+        descriptor = self._err.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def close(self) -> None:
         for pid in marked(self.mark):

@@ -7,7 +7,7 @@ reporter's thread. A request is an object with a number, ``id``, and what to ``d
     Answered with ``stacks``: where the Python threads are.
 ``arm``
     Prepare a profile, of ``steps`` or of ``seconds``; replaces the one before. Answered with ``armed``: the number of
-    the last step and the seconds that it took. Then with ``recorded``, when that is so.
+    the last step, the seconds that a step takes, and the time of this host. Then with ``recorded``, when that is so.
 ``begin``
     Begin at the end of the step with the number ``first``, or at this time. Answered with ``begun``: whether it is not
     past yet.
@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from horovodlike._engine import ops, profilers, steps
@@ -42,13 +43,18 @@ from horovodlike._net.secure_server import encode
 __all__ = ["Attachment"]
 
 CHUNK_BYTES = 1 << 18
-_MOST_BYTES = 256 << 20
 _MOST_MARKS = 100_000
 _STACK_BYTES = 16384
 _LONGEST_REASON = 1000
 _MARK_S = 10.0  # a step is marked within this time, or within three times the average step
+_MORE = 6  # so many times as long, when the profile has been armed: validation may come between steps
+_MEASURED_STEPS, _MEASURED_S = 8, 1.0  # whichever is reached first, for the time of a step
 _POLL_S = 0.05
 _TRACE, _TIMELINE = "trace.json", "timeline.json"
+
+_lock = threading.RLock()  # a leaf, reentrant for a signal handler that calls shutdown(); guards the states of profiles
+_holder: _Profile | None = None
+"""The profile that is called at each step, and alone may have a profiler. A next one waits until it has ended."""
 
 
 class Attachment:
@@ -74,7 +80,7 @@ class Attachment:
         elif what == "arm":
             self.cancel()
             kind = _ProfileOfSteps if "steps" in request else _ProfileOfSeconds
-            self._profile = kind(number, request["steps"] if "steps" in request else request["seconds"], self._profile)
+            self._profile = kind(number, request["steps"] if "steps" in request else request["seconds"])
         elif (profile := self._profile) is None or profile.number != number:
             return  # it has been cancelled meanwhile
         elif what == "begin":
@@ -104,13 +110,13 @@ class Attachment:
 
     def close(self) -> None:
         """End the profile when the reporter's thread has ended; called by the thread that calls ``shutdown()``."""
-        if self._profile is not None:
-            self._profile.cancel()
-            self._profile.finish_here()
+        self.cancel()
+        if (holder := _holder) is not None:
+            holder.finish_here()
 
 
 class _State(enum.Enum):
-    WAITING = enum.auto()  # for the end of the profile before
+    WAITING = enum.auto()  # until no other profile is the holder
     ARMING = enum.auto()
     ARMED = enum.auto()
     SET = enum.auto()  # the begin is known
@@ -130,48 +136,51 @@ class _Profile:
     claimed it before (``_busy``) and holds no lock then. In ``_OVER`` states the profiler has been stopped.
     """
 
-    def __init__(self, number: int, amount: float, before: _Profile | None) -> None:
+    _needs_steps: tuple[_State, ...] = (_State.WAITING,)  # states that end with a mark, which must come in time
+    _remedy = "its former profile ends at the next one; try again then"
+
+    def __init__(self, number: int, amount: float) -> None:
         self.number = number
         self._amount = amount
-        self._before = before
-        self._lock = threading.Lock()  # a leaf; guards the state and the members below
         self._state = _State.WAITING
         self._busy = False
         self._is_cancelled = False
         self._owner: int | None = None  # the thread that marks
         self._step = 0  # the last one
-        self._seconds = 0.0  # that it took
+        self._seconds = 0.0  # of the steps since the first mark
+        self._measured = 0  # how many these are
         self._first = 0.0
         self._marks: list[float] = []
         # The rest belongs to the thread that has claimed the profiler, and to the reporter's.
         self._reason = ""
         self._profiler: profilers.Profiler | None = None
-        self._is_recording = False
         self._first_step: int | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="horovodlike-profile-"))
         self._told = _State.WAITING
         count, _, seconds = steps.counted()
         self._patience = max(_MARK_S, 3 * seconds / max(1, count - 1))
-        self._deadline = time.monotonic() + self._patience  # of the next mark
+        self._expect_mark()
 
     # The reporter's thread.
 
     def advance(self) -> dict[str, Any] | None:
         """Do what is due; return what there is to say."""
-        if self._state is _State.WAITING and (self._before is None or self._before.is_over()):
-            self._before = None
-            self._deadline = time.monotonic() + self._patience
+        if self._hold():
+            self._expect_mark()
             self._act(self._arm, _State.WAITING)
-        if time.monotonic() > self._deadline:
-            self._act(self._give_up, _State.WAITING)
-            self._act(self._give_up, _State.ARMING)
+        with _lock:
+            is_late = self._state in self._needs_steps and not (self._busy or self._is_cancelled)
+        if is_late and monotonic() > self._deadline:
+            self.cancel()
+            return {"failed": f"it has marked no step within {self._within_s:.0f} s: {self._remedy}"}
         self._look_at_clock()
         state = self._state
         if state is self._told:
             return None
         self._told = state
         if state is _State.ARMED:
-            return {"armed": {"step": self._step, "seconds": self._seconds}}
+            seconds = self._seconds / max(1, self._measured)
+            return {"armed": {"step": self._step, "seconds": seconds, "time": time.time()}}
         if state is _State.RECORDED:
             try:
                 return {"recorded": self._export()}
@@ -183,24 +192,33 @@ class _Profile:
         """See :attr:`Attachment.pause`."""
         return None if self._is_cancelled or self._state is _State.FAILED else _POLL_S
 
+    def _hold(self) -> bool:
+        """Become the holder if this waits for that and there is none."""
+        global _holder
+        with _lock:
+            if self._state is not _State.WAITING or _holder is not None:
+                return False
+            _holder = self
+            return True
+
+    def _expect_mark(self, times: int = 1) -> None:
+        """Set the time within which the next step has to be marked."""
+        self._within_s = self._patience * times
+        self._deadline = monotonic() + self._within_s
+
     def _arm(self) -> _State:
         raise NotImplementedError
 
     def _look_at_clock(self) -> None:
         pass
 
-    def _give_up(self) -> _State:
-        raise RuntimeError(
-            f"it has marked no step within {self._patience:.0f} s: call horovodlike.step() once in each step, "
-            "or profile for some time with --seconds"
-        )
-
     def begin(self, first: float) -> bool:
         """Set the step or the time at whose end to begin; return whether it is not past yet."""
-        with self._lock:
+        with _lock:
             if self._state is not _State.ARMED or self._is_past(first):
                 return False
             self._state, self._first = _State.SET, first
+            self._expect_mark(_MORE)
             return True
 
     def _is_past(self, first: float) -> bool:
@@ -208,26 +226,20 @@ class _Profile:
 
     def cancel(self) -> None:
         """End the profile, or have it ended by the thread that has to."""
-        with self._lock:
+        with _lock:
             self._is_cancelled = True
             if not self._busy and self._state not in (*_OVER, _State.RECORDING):
-                self._state = _State.CANCELLED
-        profiler = self._profiler
+                self._enter(_State.CANCELLED)
+            profiler = self._profiler
         if profiler is not None and not profiler.is_bound:
             self._act(self._discard, _State.RECORDING)
         self._clean()
 
     def finish_here(self) -> None:
-        """Stop what this thread has begun, or what any thread may stop."""
-        if self._before is not None:
-            self._before.finish_here()
+        """Stop the profiler of a cancelled profile if this thread has started it."""
         if self._owner == threading.get_ident():
             self._act(self._discard, _State.RECORDING)
         self._clean()
-
-    def is_over(self) -> bool:
-        """Return whether the profiler has been stopped, for whatever reason, and that of the profile before, too."""
-        return self._state in _OVER and (self._before is None or self._before.is_over())
 
     def read(self, name: str, offset: int) -> bytes:
         """Return a part of a file."""
@@ -238,84 +250,99 @@ class _Profile:
             return file.read(CHUNK_BYTES)
 
     def _export(self) -> dict[str, Any]:
-        assert self._profiler is not None
-        self._profiler.export(self._folder / _TRACE)
+        profiler = self._profiler
+        assert profiler is not None
+        profiler.export(self._folder / _TRACE)
         sizes = {name: (self._folder / name).stat().st_size for name in (_TRACE, _TIMELINE)}
-        if sum(sizes.values()) > _MOST_BYTES:
-            raise ValueError(f"its profile has {sum(sizes.values()) >> 20} MiB, of at most {_MOST_BYTES >> 20}")
+        profilers.check_size(sum(sizes.values()))
         return {
-            **{"framework": self._profiler.framework, "note": self._profiler.note, "first_step": self._first_step},
+            **{"framework": profiler.framework, "note": profiler.note, "first_step": self._first_step},
             **{"marks": self._marks, "sizes": sizes},
         }
 
     def _clean(self) -> None:
-        """Remove the hook and the files if the profile is over."""
-        if self._state in (_State.FAILED, _State.CANCELLED) or self._is_cancelled and self._state in _OVER:
-            self._unhook()
+        """Remove the files and the recording that nobody will fetch."""
+        if self._is_cancelled or self._state is _State.FAILED:
+            if self._state in _OVER:
+                self._profiler = None
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # The thread that has claimed the profiler.
 
     def _act(self, action: Callable[[], _State], state: _State) -> None:
         """Claim the profiler if this is the state and no thread has, and call it; an error ends the profile."""
-        with self._lock:
-            if self._busy or self._state is not state:
-                return
-            self._busy = True
-        self._call(action)
+        self._call(lambda: action if not self._busy and self._state is state else None)
 
-    def _call(self, action: Callable[[], _State]) -> None:
-        """Call the profiler, which this thread has claimed. Nothing that it raises leaves this, but signals do."""
+    def _call(self, choose: Callable[[], Callable[[], _State] | None]) -> None:
+        """Claim the profiler if there is something to do, and call it; an error ends the profile.
+
+        Nothing that the profiler raises leaves this, but signals do.
+        """
+        action = None
         reason = "a signal has interrupted the profiler"
         after = _State.FAILED
         try:
+            with _lock:
+                action = choose()
+                if action is None:
+                    return
+                self._busy = True
             after = action()
         except Exception as error:
             reason = _described(error)
         finally:
+            if action is not None:
+                self._settle(after, reason)
+
+    def _settle(self, after: _State, reason: str) -> None:
+        """Give the profiler free, in a state."""
+        try:
             if after is _State.FAILED:
                 self._reason = reason
                 self._discard()
-            with self._lock:
+        finally:
+            with _lock:
                 if self._is_cancelled and after not in (*_OVER, _State.RECORDING):
                     after = _State.CANCELLED
-                if after in _OVER:
-                    self._unhook()  # before the next profile may set its own
-                self._state, self._busy = after, False
+                self._enter(after)
+                self._busy = False
             self._clean()
+
+    def _enter(self, state: _State) -> None:
+        """Set the state, under the lock; another profile may be the holder when this one is over."""
+        global _holder
+        self._state = state
+        if state in _OVER and _holder is self:
+            steps.hook = _holder = None
 
     def _start(self) -> _State:
         assert self._profiler is not None
-        self._is_recording = True
         ops.check(lib.hvl_start_profile_timeline(os.fsencode(self._folder / _TIMELINE)))
         self._profiler.start()
         return _State.RECORDING
 
     def _finish(self) -> _State:
         assert self._profiler is not None
-        self._profiler.stop()
+        self._profiler.stop(save=True)
         lib.hvl_stop_profile_timeline()
-        self._is_recording = False
         return _State.RECORDED
 
     def _discard(self) -> _State:
-        if self._is_recording and self._profiler is not None:
-            self._is_recording = False
+        if self._profiler is not None:
             lib.hvl_stop_profile_timeline()
             with contextlib.suppress(Exception):  # of a profile that is not wanted any more, or has failed already
-                self._profiler.stop()
+                self._profiler.stop(save=False)
         return _State.CANCELLED
 
     def _hook(self, step: int, seconds: float) -> None:
         raise NotImplementedError
 
-    def _unhook(self) -> None:
-        if steps.hook == self._hook:
-            steps.hook = None
-
 
 class _ProfileOfSteps(_Profile):
     """The thread that marks the steps starts and stops the profiler, so that it records this thread."""
+
+    _needs_steps = (_State.WAITING, _State.ARMING, _State.SET, _State.RECORDING)
+    _remedy = "call horovodlike.step() once in each step, or profile for some time with --seconds"
 
     def _arm(self) -> _State:
         self._profiler = profilers.choose(self._folder, all_threads=False)
@@ -330,28 +357,34 @@ class _ProfileOfSteps(_Profile):
 
     def _hook(self, step: int, seconds: float) -> None:
         now, thread = time.time(), threading.get_ident()
-        with self._lock:
-            if self._owner is None:
-                self._owner = thread
-            if self._owner != thread or self._busy or self._state in _OVER:
-                return
-            self._step = step
-            action: Callable[[], _State]
-            if self._is_cancelled:
-                action = self._discard
-            elif self._state is _State.ARMING and seconds:
-                action, self._seconds = self._warm_up, seconds
-            elif self._state is _State.SET and step >= self._first:
-                action = self._start
-            elif self._state is _State.RECORDING:
-                self._marks.append(now)
-                if len(self._marks) <= self._amount:
-                    return
-                action = self._finish
-            else:
-                return
-            self._busy = True
-        self._call(action)
+        self._call(lambda: self._choose(step, seconds, now, thread))
+
+    def _choose(self, step: int, seconds: float, now: float, thread: int) -> Callable[[], _State] | None:
+        """Return what to do at a mark."""
+        if self._owner is None:
+            self._owner = thread
+        if self._owner != thread or self._busy or self._state in _OVER:
+            return None
+        self._step = step
+        self._expect_mark(1 if self._state is _State.ARMING else _MORE)
+        if self._is_cancelled:
+            return self._discard
+        if self._state is _State.ARMING and seconds:
+            self._seconds += seconds
+            self._measured += 1
+            is_measured = self._measured >= _MEASURED_STEPS or self._seconds >= _MEASURED_S
+            return self._warm_up if is_measured else None
+        if self._state is _State.SET and step >= self._first:
+            return self._start if step == self._first else self._refuse
+        if self._state is _State.RECORDING:
+            if step != self._first + len(self._marks):
+                return self._refuse
+            self._marks.append(now)
+            return self._finish if len(self._marks) > self._amount else None
+        return None
+
+    def _refuse(self) -> _State:
+        raise RuntimeError(f"several threads mark its steps: {self._remedy}")
 
     def _warm_up(self) -> _State:
         assert self._profiler is not None
@@ -386,15 +419,18 @@ class _ProfileOfSeconds(_Profile):
     def cancel(self) -> None:
         super().cancel()
         self._act(self._discard, _State.RECORDING)  # this thread has started the profiler
-        self._clean()
 
     def _hook(self, step: int, seconds: float) -> None:
         now = time.time()
-        with self._lock:
+        with _lock:
             if self._state is _State.RECORDING and len(self._marks) < _MOST_MARKS:
                 self._first_step = self._first_step or step + 1
                 self._marks.append(now)
 
 
 def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+    try:
+        text = str(error)
+    except Exception:  # of a framework
+        text = "it has no text"
+    return f"{type(error).__name__}: {text}"[:_LONGEST_REASON]

@@ -6,11 +6,12 @@ Each writes a trace in Chrome's format with one more key, ``epoch_us``: the micr
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import json
+import mmap
 import re
+import shutil
 import sys
 import threading
 import time
@@ -19,9 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = ["THREAD_NAME", "Profiler", "choose"]
+__all__ = ["THREAD_NAME", "Profiler", "check_size", "choose"]
 
 THREAD_NAME = "horovodlike-profile"
+_MOST_BYTES = 256 << 20
+_MOST_CALLS = 500_000
 _SAMPLE_S = 0.01
 _MOST_FRAMES = 128
 _HEAD_BYTES = 1 << 16
@@ -46,11 +49,21 @@ class Profiler(Protocol):
     def start(self) -> None:
         """Begin to record."""
 
-    def stop(self) -> None:
-        """End the recording."""
+    def stop(self, *, save: bool) -> None:
+        """End the recording of this object if there is one, and forget it unless it is to be exported."""
 
     def export(self, path: Path) -> None:
         """Write the trace of the recording that was stopped last."""
+
+
+def check_size(num_bytes: int) -> None:
+    """Refuse a profile that is too large to be sent.
+
+    Raises:
+        ValueError: It is.
+    """
+    if num_bytes > _MOST_BYTES:
+        raise ValueError(f"its profile is larger than {_MOST_BYTES >> 20} MiB: record less")
 
 
 def choose(folder: Path, *, all_threads: bool) -> Profiler:
@@ -89,40 +102,53 @@ class _TorchProfiler:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._profile: Any = None
+        self._is_running = False
 
     def warm_up(self) -> None:
         self.start()
-        self.stop()
+        self.stop(save=False)
 
     def start(self) -> None:
         import torch
 
-        # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
-        of_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        of_this_thread = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-        if of_any_thread or of_this_thread or _is_warming_up(torch.profiler.profile):
+        if self._is_on() or _is_warming_up(torch.profiler.profile):
             raise _busy_error()
         self._profile = self._make()
         try:
             self._profile.__enter__()
         except BaseException:
-            with contextlib.suppress(Exception):  # it may not have started at all
-                self.stop()
+            self._is_running = self._is_on()
             raise
+        self._is_running = True
 
-    def stop(self) -> None:
-        self._profile.__exit__(None, None, None)
+    def stop(self, *, save: bool) -> None:
+        if self._is_running:
+            self._profile.__exit__(None, None, None)
+            self._is_running = False
 
     def export(self, path: Path) -> None:
         exported = path.with_name(f"{path.name}.torch")
         self._profile.export_chrome_trace(str(exported))
-        text = exported.read_bytes()
+        check_size(exported.stat().st_size)
+        # Mapped, since it may be large: this is the memory of the rank.
+        with exported.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            if text.find(b'"cat":') < 0:
+                raise RuntimeError("PyTorch's profiler has recorded nothing: has the script started one of its own?")
+            # Versions of PyTorch before 2.4 lack it: their times are since the epoch.
+            base = re.search(rb'"baseTimeNanoseconds":\s*(\d+)', text[:_HEAD_BYTES] + text[-_HEAD_BYTES:])
+            text.seek(text.find(b"{") + 1)
+            with path.open("wb") as trace:
+                trace.write(b'{"epoch_us": %d,' % (int(base[1]) // 1000 if base else 0))
+                shutil.copyfileobj(text, trace)
         exported.unlink()
-        if b'"cat":' not in text:
-            raise RuntimeError("PyTorch's profiler has recorded nothing: has the script started one of its own?")
-        # Versions of PyTorch before 2.4 lack it: their times are since the epoch.
-        base = re.search(rb'"baseTimeNanoseconds":\s*(\d+)', text[:_HEAD_BYTES] + text[-_HEAD_BYTES:])
-        path.write_bytes(b'{"epoch_us": %d,' % (int(base[1]) // 1000 if base else 0) + text.lstrip()[1:])
+
+    @staticmethod
+    def _is_on() -> bool:
+        import torch
+
+        # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
+        of_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+        return bool(of_any_thread or torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 class _TensorFlowProfiler:
@@ -131,28 +157,36 @@ class _TensorFlowProfiler:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorflow"
         self._began_ns = 0
+        self._is_running = False
 
     def warm_up(self) -> None:
         self.start()
-        self._experimental().stop(save=False)
+        self.stop(save=False)
 
     def start(self) -> None:
         import tensorflow as tf
 
         self._began_ns = time.time_ns()
         try:
-            self._experimental().start(str(self._folder))
+            tf.profiler.experimental.start(str(self._folder))
         except tf.errors.AlreadyExistsError:
             raise _busy_error() from None
+        self._is_running = True
 
-    def stop(self) -> None:
-        self._experimental().stop()
+    def stop(self, *, save: bool) -> None:
+        import tensorflow as tf
+
+        if self._is_running:
+            tf.profiler.experimental.stop(save=save)
+            self._is_running = False
 
     def export(self, path: Path) -> None:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2  # type: ignore[import-not-found, unused-ignore]
 
-        [found] = self._folder.rglob("*.xplane.pb")
-        space = xplane_pb2.XSpace.FromString(found.read_bytes())
+        found = next(self._folder.rglob("*.xplane.pb"), None)
+        if found is not None:
+            check_size(found.stat().st_size)
+        space = xplane_pb2.XSpace.FromString(b"" if found is None else found.read_bytes())
         if not any(line.events for plane in space.planes for line in plane.lines):
             raise RuntimeError("TensorFlow's profiler has recorded nothing: has the script started one of its own?")
         # Times are since the start of the profiler, which one plane names, if it is not an old version.
@@ -164,12 +198,6 @@ class _TensorFlowProfiler:
         )
         began_us = next(named, self._began_ns) // 1000
         _write(path, began_us, _events_of(space, began_us * 1000))
-
-    @staticmethod
-    def _experimental() -> Any:
-        import tensorflow as tf
-
-        return tf.profiler.experimental
 
 
 def _is_warming_up(profile: Any) -> bool:
@@ -226,17 +254,19 @@ class _StackSampler:
         self._thread = threading.Thread(target=self._sample_on, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, *, save: bool) -> None:
         self._ends.set()
         if self._thread is not None:
             self._thread.join()
 
     def export(self, path: Path) -> None:
+        if len(self._events) >= _MOST_CALLS:
+            raise ValueError(f"its profile has more than {_MOST_CALLS} calls: record less")
         names = (_named("thread_name", 0, ident, name) for ident, name in self._names.items())
         _write(path, int(self._began * 1e6), itertools.chain(names, self._events))
 
     def _sample_on(self) -> None:
-        while not self._ends.wait(_SAMPLE_S):
+        while not self._ends.wait(_SAMPLE_S) and len(self._events) < _MOST_CALLS:
             self._sample(time.time() - int(self._began * 1e6) / 1e6)
         for ident in self._open:
             self._close(ident, 0, time.time() - int(self._began * 1e6) / 1e6)
@@ -280,8 +310,10 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _write(path: Path, epoch_us: int, events: Iterator[dict[str, Any]]) -> None:
+    size = 0
     with path.open("w", encoding="utf-8") as file:
         file.write(f'{{"epoch_us": {epoch_us}, "traceEvents": [\n')
         for number, event in enumerate(events):
-            file.write((",\n" if number else "") + json.dumps(event))
+            size += file.write((",\n" if number else "") + json.dumps(event))
+            check_size(size)
         file.write("\n]}\n")

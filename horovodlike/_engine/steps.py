@@ -49,9 +49,10 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
     now = perf_counter()
     elapsed = now - _last if _last else 0.0
     _seconds += elapsed
-    _by, _last, _count, _samples = by, now, _count + 1, _samples + samples
+    number = _count + 1
+    _by, _last, _count, _samples = by, now, number, _samples + samples
     if (called := hook) is not None:
-        called(_count, elapsed)
+        called(number, elapsed)
 
 
 def count_graphs(read: Callable[[], tuple[int, float]]) -> None:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from horovodlike.monitor import attach
 __all__ = ["run"]
 
 _HOW = "start it with hvdrun --monitor or --metrics-file"
-_READ_BYTES = 1 << 20
 _NAMES_OF_LAUNCHER = ("hvdrun", "horovodrun", "horovodlike.launcher")
 
 
@@ -47,7 +45,9 @@ def run(pid: str, words: Sequence[str], program: str) -> int:
     options = _parse(words, f"{program} --attach {pid}")
     try:
         with contextlib.closing(_connect(pid)) as connected, connected.makefile("rb") as answers:
-            signal.signal(signal.SIGTERM, _leave)
+            for signum in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                    signal.signal(signum, _leave)
             if options.what == "stacks":
                 _send(connected, {"do": "stacks", "ranks": options.ranks})
                 print(_describe_stacks(next(_read(answers))["stacks"]))
@@ -157,6 +157,7 @@ def _read(answers: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def _profile(options: argparse.Namespace, connected: socket.socket, answers: BinaryIO) -> None:
     output: Path = options.output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
+    path = output.absolute()  # --output . replaces the current folder, if that is empty
     with _folder(output) as folder:
         amount = {"steps": options.steps} if options.steps else {"seconds": options.seconds}
         _send(connected, {"do": "profile", "ranks": options.ranks, **amount})
@@ -173,8 +174,8 @@ def _profile(options: argparse.Namespace, connected: socket.socket, answers: Bin
     from horovodlike.timeline import merge_profile, summarize
 
     try:
-        print(f"{merge_profile(output)}: open it at https://ui.perfetto.dev")
-        print(summarize(output))
+        print(f"{merge_profile(path)}: open it at https://ui.perfetto.dev")
+        print(summarize(path))
     except ValueError as error:
         raise AttachError(f"the profile is in {output}, but cannot be summarized: {error}") from None
 
@@ -187,16 +188,16 @@ def _folder(output: Path) -> Iterator[Path]:
         UsageError: There is something already, or nothing can be written there.
     """
     path = output.absolute()
+    folder = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(f"--output {output} exists already: name a new folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        folder.mkdir()
     except OSError as error:
         raise UsageError(f"--output {output} cannot be written: {error.strerror}; name another folder") from None
     try:
         yield folder
-        folder.chmod(0o755)
         os.replace(folder, path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -204,12 +205,12 @@ def _folder(output: Path) -> Iterator[Path]:
 
 
 def _copy(answers: BinaryIO, path: Path, size: int) -> None:
-    with path.open("wb") as file:
-        while size and (part := answers.read(min(size, _READ_BYTES))):
-            file.write(part)
-            size -= len(part)
-    if size:
+    """Append a part to a file."""
+    part = answers.read(size)
+    if len(part) < size:
         raise AttachError("the job has ended while its profile was read, or its hvdrun was killed")
+    with path.open("ab") as file:
+        file.write(part)
 
 
 def _describe_stacks(stacks: Sequence[Sequence[Any]]) -> str:

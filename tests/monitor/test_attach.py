@@ -22,13 +22,16 @@ TRAIN = """
         import horovodlike as hvd
 
         def train():
-            step = 0
+            step, is_sampled = 0, False
             while not hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="stop")[0]:
                 hvd.allreduce(np.ones(1000, np.float32), name="gradient")
                 if hvd.rank() == 1:
                     compute()
                 hvd.step()
                 step += 1
+                if is_sampled != any(each.name == "horovodlike-profile" for each in threading.enumerate()):
+                    is_sampled = not is_sampled
+                    print("recording" if is_sampled else "recorded", flush=True)
             return step
 
         def compute():
@@ -136,13 +139,14 @@ def test_clients_that_go_or_come_together(
 ) -> None:
     running = job(TRAIN)
     first = client(running, "profile", "--steps", "1000", "--output", "first")
-    first.expect_error("(recording)")
+    first.expect_error("(will record)")
+    running.expect(b"recording", 2)
     second = client(running, "profile", "--steps", "2", "--output", "second").finish()
     assert second.code == 1 and "another hvdrun is attached to this job" in second.err
     first.signal(signal.SIGINT)
     assert first.finish().code == 130
     third = client(running, "profile", "--seconds", "200", "--output", "third")
-    third.expect_error("(recording)")
+    running.expect(b"recording", 4)
     third.signal(signal.SIGKILL)
     third.process.wait(LIMIT_S)
     fourth = client(running, "profile", "--steps", "2", "--output", "fourth").finish()
@@ -161,6 +165,8 @@ FAKE = """
             def __enter__(self):
                 self.thread = threading.get_ident()
                 fail("start")
+                if os.path.exists("tell"):
+                    print("started", flush=True)
 
             def __exit__(self, *exception):
                 fail("stop")
@@ -171,9 +177,15 @@ FAKE = """
                 with open(path, "w") as file:
                     json.dump({"traceEvents": [{"ph": "M", "cat": "x"}], "baseTimeNanoseconds": 1000}, file)
 
+        calls = {}
+
         def fail(where):
+            # Once there is a file, fail in the call whose number it has.
             if os.path.exists(f"fail.{where}"):
-                raise ArithmeticError("broken " + where)
+                asked = where, int(open(f"fail.{where}").read())
+                calls[asked] = calls.get(asked, 0) + 1
+                if calls[asked] == asked[1]:
+                    raise ArithmeticError("broken " + where)
 
         class Fake(types.ModuleType):
             autograd = types.SimpleNamespace(
@@ -187,15 +199,17 @@ FAKE = """
 
 def test_a_profiler_that_raises(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
     running = job(TRAIN.replace("        steps = train()\n", f"{FAKE}\n        steps = train()\n"))
-    for where in ("start", "stop", "export"):
-        (tmp_path / f"fail.{where}").touch()
+    for where, call in (("start", 1), ("start", 2), ("stop", 2), ("export", 1)):  # the first is the warm-up
+        (tmp_path / f"fail.{where}").write_text(str(call))
         ended = client(running, "profile", "--steps", "2", "--output", where).finish()
         assert ended.code == 1
         assert re.search(rf"rank \d: ArithmeticError: broken {where}", ended.err), ended.err
+        assert ("will record" in ended.err) == (call == 2 or where == "export")
         assert not (tmp_path / where).exists()
         (tmp_path / f"fail.{where}").unlink()
+    (tmp_path / "tell").touch()
     killed = client(running, "profile", "--steps", "1000", "--output", "killed")
-    killed.expect_error("(recording)")
+    running.expect(b"started", 4)  # each rank has warmed up, and records
     killed.signal(signal.SIGKILL)
     killed.process.wait(LIMIT_S)
     ended = client(running, "profile", "--steps", "2", "--output", "whole").finish()
@@ -211,6 +225,8 @@ REPEATED = TRAIN.replace(
         while not os.path.exists("again"):
             hvd.allreduce(np.ones(4, np.float32), name="x")
             hvd.step()
+            if any(each.name == "horovodlike-profile" for each in threading.enumerate()):
+                print("first", flush=True)
             if hvd.allreduce(np.array([os.path.exists("again")], np.float32), op=hvd.Max, name="end")[0]:
                 break
         began = time.monotonic()
@@ -218,7 +234,7 @@ REPEATED = TRAIN.replace(
         print("shutdown took", time.monotonic() - began, flush=True)
         hvd.init()
 """,
-)
+).replace('        print("threads"', '        hvd.shutdown()\n        print("threads"')
 
 
 @pytest.mark.parametrize("amount", [("--steps", "1000"), ("--seconds", "200")])
@@ -228,7 +244,8 @@ def test_the_ranks_leave_amid_a_profile(
     slow = REPEATED.replace('name="x")\n', 'name="x")\n            time.sleep(0.05)\n')
     running = job(slow, env={"TMPDIR": str(tmp_path)})
     first = client(running, "profile", *amount, "--output", "first")
-    first.expect_error("(recording)")
+    for rank in (b"0", b"1"):
+        running.expect(rank + b"]<stdout>: first")
     (tmp_path / "again").touch()
     ended = first.finish()
     assert ended.code == 1
@@ -238,7 +255,7 @@ def test_the_ranks_leave_amid_a_profile(
     assert second.code == 0, second.err
     check_times(tmp_path / "second", 2)
     third = client(running, "profile", *amount, "--output", "third")
-    third.expect_error("(recording)")
+    running.expect(b"recording", 4)  # the second, and the third
     took = [float(line.rpartition(" ")[2]) for line in stop(running, tmp_path) if "shutdown took" in line]
     assert len(took) == 2 and max(took) < LIMIT_S / 4
     ended = third.finish()
@@ -354,8 +371,11 @@ TORCH = """
             if warm is None and os.path.exists("warm"):
                 warm = torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1))
                 warm.start()
-            if own is None and os.path.exists("own"):
+            elif warm is not None and not os.path.exists("warm"):
                 warm.stop()
+                warm = None
+                print("cooled", flush=True)
+            if own is None and os.path.exists("own"):
                 own = torch.profiler.profile()
                 own.start()
             optimizer.zero_grad()
@@ -383,11 +403,19 @@ def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Laun
         assert names.count("aten::linear") == 5
         assert any("Backward" in name for name in names)  # of autograd's thread
         assert read(tmp_path / "profile", rank)[0]["framework"] == "torch"
-    for which in ("warm", "own"):  # first it only waits for its steps
-        (tmp_path / which).touch()
-        ended = client(running, "profile", "--steps", "5", "--output", f"out-{which}").finish(5 * LIMIT_S)
+    for output in ("warm", "second", "third"):
+        if output == "warm":  # the script's own profiler waits for its first step
+            (tmp_path / "warm").touch()
+        other = client(running, "profile", "--steps", "5", "--output", output)
+        if output == "second":
+            other.expect_error("(will record)")  # the profiler is warm, and starts three seconds later
+            (tmp_path / "own").touch()
+        ended = other.finish(5 * LIMIT_S)
         assert ended.code == 1
         assert re.search(r"rank \d: RuntimeError: another profiler is running in this process", ended.err), ended.err
+        if output == "warm":
+            (tmp_path / "warm").unlink()
+            running.expect(b"cooled", 2)
     stop(running, tmp_path)
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
+import re
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from monitors import LIMIT_S, Reporter, report, running
 
 from horovodlike._engine import profile, profilers, steps
+from horovodlike.launcher.tools.attach import AttachError, _copy, _read
 from horovodlike.monitor import attach
 from horovodlike.monitor.server import Monitor
 
@@ -46,6 +50,16 @@ class Client:
     def read(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._lines.readline())
         return answer
+
+    def receive(self, folder: Path | None) -> None:
+        """Take files as hvdrun does."""
+        for message in _read(self._lines):
+            if "done" in message:
+                return
+            if "file" in message:
+                _copy(self._lines, Path(os.devnull) if folder is None else folder / message["file"], message["bytes"])
+            elif folder is not None:
+                (folder / "rank0.json").write_text(json.dumps(message["rank"]))
 
     def error(self) -> str:
         while "error" not in (answer := self.read()):
@@ -91,6 +105,17 @@ class Rank(Reporter):
         self.channel.close()
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_ranks(monitor: Monitor, count: int) -> None:
+    wait_for(lambda: len(monitor.board.snapshot()["ranks"]) >= count)
+
+
 @pytest.fixture
 def ranks(monitor: Monitor) -> Iterator[Callable[..., list[Rank]]]:
     """`ranks(function, ...)` connects ranks that answer so, and waits until the monitor knows them."""
@@ -98,8 +123,7 @@ def ranks(monitor: Monitor) -> Iterator[Callable[..., list[Rank]]]:
 
     def connect(*answers: Callable[[dict[str, Any]], dict[str, Any] | bytes | None]) -> list[Rank]:
         made.extend(Rank(monitor, rank, len(answers), answer) for rank, answer in enumerate(answers))
-        while len(monitor.board.snapshot()["ranks"]) < len(answers):
-            pass
+        wait_for_ranks(monitor, len(answers))
         return made
 
     yield connect
@@ -120,8 +144,8 @@ def client() -> Iterator[Callable[[Any], Client]]:
         each.close()
 
 
-def armed(step: int, seconds: float = 0.1) -> dict[str, Any]:
-    return {"armed": {"step": step, "seconds": seconds}}
+def armed(step: int, seconds: float = 0.1, ahead: float = 0.0) -> dict[str, Any]:
+    return {"armed": {"step": step, "seconds": seconds, "time": time.time() + ahead}}
 
 
 def recorded(trace: int = 4, **more: Any) -> dict[str, Any]:
@@ -146,9 +170,9 @@ def test_ranks_for_which_the_step_is_past_try_again_with_more_time(
     first, second = ranks(answer, in_time)
     attached = client({"do": "profile", "steps": 5, "ranks": None})
     said = ""
-    while "recording" not in said:
+    while "will record" not in said:
         said = attached.read()["say"]
-    assert said == "recording steps 224 to 228"  # 101 + 12 s / 0.1 s + 2, and one more
+    assert said == "the ranks will record steps 224 to 228"  # 101 + 12 s / 0.1 s + 2, and one more
     assert [each["first"] for each in asked(first, "begin")] == [133, 163, 223]
     assert [each["first"] for each in asked(second, "begin")] == [133, 163, 223]
     numbers = [each["id"] for each in asked(second, "arm")]
@@ -158,9 +182,10 @@ def test_ranks_for_which_the_step_is_past_try_again_with_more_time(
 @pytest.mark.parametrize(
     "answer",
     [
-        {"armed": {"step": "x", "seconds": 1}},
-        {"armed": {"step": 1, "seconds": -1}},
-        {"armed": {"step": 1}},
+        {"armed": {"step": "x", "seconds": 1, "time": 1}},
+        {"armed": {"step": 1, "seconds": -1, "time": 1}},
+        {"armed": {"step": 1, "seconds": 1}},
+        b"a part that was not asked for",
         {"nothing": 1},
         {"failed": 7},
         {"recorded": {}},
@@ -172,35 +197,157 @@ def test_ranks_for_which_the_step_is_past_try_again_with_more_time(
     ],
 )
 def test_answers_that_make_no_sense_end_the_connection_and_the_session(
-    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], answer: dict[str, Any]
+    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], answer: dict[str, Any] | bytes
 ) -> None:
-    ranks(lambda request: answer if request["do"] == "arm" else None)
+    def send(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
+        made = answer if isinstance(answer, dict) else b"\0" + request["id"].to_bytes(8, "big") + answer
+        return made if request["do"] == "arm" else None
+
+    ranks(send)
     attached = client({"do": "profile", "steps": 5, "ranks": None})
     assert attached.error() == "rank 0: it has left the job, or its connection is lost"
     assert client({"do": "stacks", "ranks": None}).error().startswith("no rank reports to the monitor yet")
 
 
-@pytest.mark.parametrize("part", [b"", b"x" * 5, b"x" * (1 << 19)])
-def test_parts_of_files_are_as_long_as_they_should_be(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], part: bytes
-) -> None:
+def has_recorded(
+    found: list[Rank], fetch: Callable[[dict[str, Any]], dict[str, Any] | bytes | None], **more: Any
+) -> Callable[[dict[str, Any]], dict[str, Any] | bytes | None]:
+    """Return the answers of the first rank of `found` to the requests for a profile of one step after step 100."""
+
     def answer(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        number = request["id"].to_bytes(8, "big")
-        return {
-            "arm": armed(1),
-            "begin": recorded(),
-            "fetch": b"\0" + number + part,
-            "cancel": None,
-        }[request["do"]]
-
-    def both(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
+        number = request["id"]
         if request["do"] == "begin":
-            found.send({"answer": {"id": request["id"], "begun": True}})
-        return answer(request)
+            found[0].send({"answer": {"id": number, "begun": True}})
+            return recorded(first_step=request["first"] + 1, **more)
+        if request["do"] == "fetch":
+            part = fetch(request)
+            return b"\0" + number.to_bytes(8, "big") + part if isinstance(part, bytes) else part
+        return armed(100) if request["do"] == "arm" else None
 
-    [found] = ranks(both)
-    attached = client({"do": "profile", "steps": 5, "ranks": None})
-    assert attached.error() == "rank 0 has sent something else than the next part of trace.json"
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (b"", "rank 0 has sent something else than the next part of trace.json"),
+        (b"x" * 5, "rank 0 has sent something else than the next part of trace.json"),
+        (b"x" * (1 << 19), "rank 0: it has left the job, or its connection is lost"),
+    ],
+)
+def test_parts_of_files_are_as_long_as_they_should_be(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], part: bytes, text: str
+) -> None:
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, lambda request: part))
+    assert client({"do": "profile", "steps": 1, "ranks": None}).error() == text
+
+
+def test_an_error_amid_a_file_reaches_the_client(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], tmp_path: Path
+) -> None:
+    def fetch(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
+        return {"failed": "the disk is broken"} if request["offset"] else b"12345"
+
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, fetch, trace=9))
+    attached = client({"do": "profile", "steps": 1, "ranks": None})
+    with pytest.raises(AttachError, match="^rank 0: the disk is broken$"):
+        attached.receive(tmp_path)
+    assert (tmp_path / "rank0.trace.json").read_bytes() == b"12345"
+
+
+def test_a_file_in_parts_is_whole(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], tmp_path: Path
+) -> None:
+    text = b"0123456789"
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, lambda request: text[request["offset"] :][:4], trace=len(text)))
+    client({"do": "profile", "steps": 1, "ranks": None}).receive(tmp_path)
+    assert (tmp_path / "rank0.trace.json").read_bytes() == text
+    assert [each["offset"] for each in found[0].requests if each["do"] == "fetch"] == [0, 4, 8]
+    assert json.loads((tmp_path / "rank0.json").read_text())["steps"] == 1
+
+
+@pytest.mark.parametrize("marks", [[1.0], [1.0, 2.0, 3.0]])
+def test_ranks_that_record_other_steps_fail_the_session(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], marks: list[float]
+) -> None:
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, lambda request: None, marks=marks))
+    error = client({"do": "profile", "steps": 1, "ranks": None}).error()
+    assert error == "rank 0 has recorded other steps than it was told: mark each step once"
+
+
+def test_the_first_steps_of_all_ranks_are_compared() -> None:
+    same = {"first_step": 8, "marks": [1.0, 2.0]}
+    attach.check_steps({0: same, 3: same}, 7, 1)
+    with pytest.raises(Exception, match="rank 3 has recorded other steps"):
+        attach.check_steps({0: same, 3: {**same, "first_step": 9}}, 7, 1)
+
+
+@pytest.mark.parametrize("ahead", [-100.5, 100.5])
+def test_clocks_that_differ_do_not_record_the_same_seconds(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], ahead: float
+) -> None:
+    ranks(
+        lambda request: armed(1) if request["do"] == "arm" else None,
+        lambda request: armed(1, ahead=ahead) if request["do"] == "arm" else None,
+    )
+    error = client({"do": "profile", "seconds": 1, "ranks": None}).error()
+    assert re.fullmatch(
+        r"rank 1: its clock differs by [+-]100\.\d s from that of this host: set the clocks, or profile with --steps",
+        error,
+    )
+
+
+def test_a_rank_that_drops_a_request_fails_the_session(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_ANSWER_S", 0.0)
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, lambda request: None))
+    error = client({"do": "profile", "steps": 1, "ranks": None}).error()
+    assert error == "rank 0: no answer within 0 s, although it reports"
+
+
+def test_a_client_that_is_stopped_does_not_hold_the_session(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_CLIENT_S", 0.1)
+    found: list[Rank] = []
+    size = 64 << 20
+    found += ranks(has_recorded(found, lambda request: b"x" * (1 << 18), trace=size))
+    stopped = client({"do": "profile", "steps": 1, "ranks": None})  # it reads nothing
+    wait_for(lambda: any(each["do"] == "cancel" for each in found[0].requests))
+    assert sum(each["do"] == "fetch" for each in found[0].requests) < size >> 19
+    wait_for(lambda: "another" not in client({"do": "profile", "steps": 0, "ranks": None}).error())
+    with pytest.raises(AttachError, match="this client has not read for 0 s: was it stopped"):
+        stopped.receive(None)
+
+
+def test_stacks_of_a_job_that_breaks(
+    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_STACKS_S", 0.5)
+    monkeypatch.setattr(monitor.board, "age", lambda rank: 100.0)
+    found: list[Rank] = []
+    found += ranks(
+        lambda request: {"stacks": "in load"},
+        lambda request: {"failed": "no memory"},
+        lambda request: None,
+        lambda request: {"nothing": 1},
+        lambda request: None,
+    )
+    found[4].close()
+    texts: list[str] = []
+
+    def ask() -> bool:
+        texts[:] = [text for _, text in client({"do": "stacks", "ranks": None}).read()["stacks"]]
+        return texts[3] == texts[4] == "    it does not report to the monitor"
+
+    wait_for(ask)
+    assert texts[:3] == ["in load", "    no memory", "    it has not answered within 0 s"]
 
 
 @pytest.mark.parametrize(
@@ -238,8 +385,7 @@ def test_the_next_client_can_begin_when_one_has_gone(
 def test_the_end_of_the_monitor_is_told(client: Callable[[Any], Client]) -> None:
     with running(is_attachable=True) as monitor:
         rank = Rank(monitor, 0, 1, lambda request: None)
-        while not monitor.board.snapshot()["ranks"]:
-            pass
+        wait_for_ranks(monitor, 1)
         attached = client({"do": "profile", "steps": 5, "ranks": None})
         attached.read()
         monitor.close()
@@ -263,20 +409,6 @@ def test_only_the_same_user_is_answered(client: Callable[[Any], Client], monkeyp
             client({"do": "stacks", "ranks": None}).read()
 
 
-def test_a_version_of_pytorch_that_profiles_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def config(**options: Any) -> None:
-        raise TypeError(*options)
-
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    monkeypatch.setitem(sys.modules, "torch._C", ModuleType("torch._C"))
-    of_c = ModuleType("torch._C._profiler")
-    monkeypatch.setattr(of_c, "_ExperimentalConfig", config, raising=False)
-    monkeypatch.setitem(sys.modules, "torch._C._profiler", of_c)
-    assert profilers.choose(tmp_path, all_threads=False).framework == "torch"
-    chosen = profilers.choose(tmp_path, all_threads=True)
-    assert chosen.framework == "stacks" and "with --steps" in chosen.note
-
-
 class Fake:
     """A profiler that writes down what it does, and in which thread."""
 
@@ -284,6 +416,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.is_running = False
 
     def _call(self, name: str) -> None:
         self.calls.append((name, threading.get_ident()))
@@ -293,9 +426,12 @@ class Fake:
 
     def start(self) -> None:
         self._call("start")
+        self.is_running = True
 
-    def stop(self) -> None:
-        self._call("stop")
+    def stop(self, *, save: bool) -> None:
+        if self.is_running:
+            self._call("stop" if save else "discard")
+        self.is_running = False
 
     def export(self, path: Any) -> None:
         path.write_text("{}")
@@ -327,31 +463,80 @@ def arm(attachment: profile.Attachment, number: int, count: int) -> None:
     """Arm a profile, and begin to record in the next step."""
     attachment.take({"id": number, "do": "arm", "steps": count})
     assert answers(attachment) == []
-    steps.mark()
-    steps.mark()
-    [answer] = answers(attachment)
-    attachment.take({"id": number, "do": "begin", "first": answer["armed"]["step"] + 1})
+    step = warm_up(attachment)["step"]
+    attachment.take({"id": number, "do": "begin", "first": step + 1})
     assert answers(attachment) == [{"id": number, "begun": True}]
+
+
+def warm_up(attachment: profile.Attachment) -> dict[str, Any]:
+    """Mark steps until a profile is armed."""
+    for _ in range(9):  # the first of all steps has no time
+        assert steps.hook is not None
+        steps.mark()
+        for answer in answers(attachment):
+            armed_: dict[str, Any] = answer["armed"]
+            return armed_
+    raise AssertionError("it is not armed")
 
 
 def names(fake: Fake) -> list[str]:
     return [name for name, _ in fake.calls]
 
 
-def test_the_steps_of_the_first_thread_that_marks_are_recorded(fake: Fake) -> None:
+def in_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_the_steps_are_recorded(fake: Fake) -> None:
     attachment = profile.Attachment()
     arm(attachment, 1, 2)
-    for _ in range(2):
-        steps.mark()
-        other = threading.Thread(target=steps.mark)
-        other.start()
-        other.join()
+    count, _, _ = steps.counted()
+    steps.mark()
+    steps.mark()
     assert names(fake) == ["warm_up", "start"]
     steps.mark()
     assert names(fake) == ["warm_up", "start", "stop"]
     assert steps.hook is None
     [answer] = answers(attachment)
-    assert answer["recorded"]["first_step"] == 4 and len(answer["recorded"]["marks"]) == 3
+    assert answer["recorded"]["first_step"] == count + 2 and len(answer["recorded"]["marks"]) == 3
+    attachment.cancel()
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_steps_that_several_threads_mark_are_refused(fake: Fake, before: int) -> None:
+    attachment = profile.Attachment()
+    arm(attachment, 1, 5)
+    for _ in range(before):
+        steps.mark()
+    in_thread(steps.mark)
+    steps.mark()
+    [answer] = answers(attachment)
+    assert answer["failed"].startswith("RuntimeError: several threads mark its steps: call horovodlike.step() once")
+    assert names(fake) == ["warm_up", *(["start", "discard"] if before else [])]
+    assert steps.hook is None
+
+
+def test_the_time_of_a_step_is_the_mean_of_some(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two optimizers mark one step each in turn."""
+    now = [100.0]
+    monkeypatch.setattr(steps, "perf_counter", lambda: now[0])
+    attachment = profile.Attachment()
+    attachment.take({"id": 1, "do": "arm", "steps": 5})
+    assert answers(attachment) == []
+    for seconds in (0.0, *(0.005, 0.2) * 4):
+        assert answers(attachment) == []
+        now[0] += seconds
+        steps.mark()
+    [answer] = answers(attachment)
+    assert answer["armed"]["seconds"] == pytest.approx(0.1025)
+    attachment.take({"id": 2, "do": "arm", "steps": 5})
+    assert answers(attachment) == []
+    now[0] += 20.0  # one of slow steps is enough
+    steps.mark()
+    [answer] = answers(attachment)
+    assert answer["armed"]["seconds"] == pytest.approx(20.0)
     attachment.cancel()
 
 
@@ -359,10 +544,9 @@ def test_a_begin_that_is_past_is_not_taken(fake: Fake) -> None:
     attachment = profile.Attachment()
     attachment.take({"id": 1, "do": "arm", "steps": 1})
     assert answers(attachment) == []
-    for _ in range(3):
-        steps.mark()
-    [answer] = answers(attachment)
-    attachment.take({"id": 1, "do": "begin", "first": answer["armed"]["step"]})
+    step = warm_up(attachment)["step"]
+    steps.mark()
+    attachment.take({"id": 1, "do": "begin", "first": step})
     assert answers(attachment) == [{"id": 1, "begun": False}]
     attachment.take({"id": 7, "do": "begin", "first": 100})  # of another session
     attachment.take({"id": 7, "do": "cancel"})
@@ -379,54 +563,163 @@ def test_a_profile_waits_for_the_end_of_the_one_before(fake: Fake) -> None:
     assert answers(attachment) == []  # this thread has not marked a step, so the first profiler runs
     assert names(fake) == ["warm_up", "start"]
     steps.mark()
-    assert names(fake) == ["warm_up", "start", "stop"]
+    assert names(fake) == ["warm_up", "start", "discard"]
     assert answers(attachment) == []
-    steps.mark()
-    assert [each.keys() for each in answers(attachment)] == [{"id", "armed"}]
+    warm_up(attachment)
     attachment.cancel()
+
+
+def test_many_clients_while_a_profile_cannot_end(fake: Fake) -> None:
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    steps.mark()
+    for number in range(2, 2 + sys.getrecursionlimit()):
+        attachment.take({"id": number, "do": "arm", "seconds": 1})
+        assert answers(attachment) == []
+    attachment.cancel()
+    steps.mark()
+    assert names(fake) == ["warm_up", "start", "discard"]
 
 
 def test_a_profile_does_not_wait_for_ever(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(profile.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(profile, "monotonic", lambda: now[0])
     attachment = profile.Attachment()
     arm(attachment, 1, 100)
     steps.mark()
-    for number in (2, 3):  # the first one would be ended by the next step, which does not come
-        attachment.take({"id": number, "do": "arm", "steps": 1})
+    for number, amount, remedy in (
+        (2, "steps", "call horovodlike.step() once in each step"),
+        (3, "seconds", "its former profile ends at the next one"),
+    ):  # the first one would be ended by the next step, which does not come
+        attachment.take({"id": number, "do": "arm", amount: 1})
         assert answers(attachment) == []
         now[0] += 11.0
         [answer] = answers(attachment)
-        assert "it has marked no step within 10 s" in answer["failed"]
+        assert answer["failed"].startswith(f"it has marked no step within 10 s: {remedy}")
+        assert answers(attachment) == []
     steps.mark()
-    assert names(fake) == ["warm_up", "start", "stop"]
+    assert names(fake) == ["warm_up", "start", "discard"]
+
+
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_steps_that_end_after_the_begin(fake: Fake, monkeypatch: pytest.MonkeyPatch, is_recording: bool) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(profile, "monotonic", lambda: now[0])
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    if is_recording:
+        steps.mark()
+    now[0] += 59.0  # a validation
+    assert answers(attachment) == []
+    now[0] += 2.0
+    [answer] = answers(attachment)
+    assert answer["failed"].startswith("it has marked no step within 60 s: call horovodlike.step() once in each step")
+    if is_recording:
+        steps.mark()
+    assert names(fake) == ["warm_up", *(["start", "discard"] if is_recording else [])]
+    assert steps.hook is None
 
 
 def test_shutdown_stops_the_profiler_that_its_thread_has_started(fake: Fake) -> None:
     attachment = profile.Attachment()
     arm(attachment, 1, 100)
     steps.mark()
-    reporter = threading.Thread(target=attachment.cancel)
-    reporter.start()
-    reporter.join()
+    in_thread(attachment.cancel)
     assert names(fake) == ["warm_up", "start"]
     attachment.close()
-    assert names(fake) == ["warm_up", "start", "stop"]
+    assert names(fake) == ["warm_up", "start", "discard"]
+
+
+def test_shutdown_by_a_thread_that_does_not_train(fake: Fake, tmp_path: Path) -> None:
+    """The next generation waits until the profiler has been stopped."""
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    steps.mark()
+    in_thread(attachment.close)
+    assert list(tmp_path.iterdir()) == []
+    steps.reset()
+    following = profile.Attachment()
+    following.take({"id": 1, "do": "arm", "steps": 1})
+    assert answers(following) == []
+    steps.mark()
+    assert names(fake) == ["warm_up", "start", "discard"]
+    assert answers(following) == []
+    warm_up(following)
+    following.close()
 
 
 def test_a_signal_in_the_profiler_reaches_the_thread(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     attachment = profile.Attachment()
     arm(attachment, 1, 100)
+    start = fake.start
 
     def interrupted() -> None:
+        start()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fake, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         steps.mark()
     assert answers(attachment) == [{"id": 1, "failed": "a signal has interrupted the profiler"}]
-    assert names(fake) == ["warm_up", "stop"]
+    assert names(fake) == ["warm_up", "start", "discard"]
     steps.mark()
+
+
+def test_a_signal_handler_may_shut_down_while_the_state_changes(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    steps.mark()
+
+    def handler() -> float:
+        attachment.close()
+        return 0.0
+
+    monkeypatch.setattr(profile, "monotonic", handler)  # called under the lock
+    steps.mark()
+    assert names(fake) == ["warm_up", "start", "discard"]
+    assert steps.hook is None
+
+
+class Mute(Exception):
+    """An error of a framework that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise ArithmeticError
+
+
+def test_nothing_of_a_profiler_reaches_the_training(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise Mute
+
+    attachment = profile.Attachment()
+    arm(attachment, 1, 100)
+    monkeypatch.setattr(fake, "start", broken)
+    steps.mark()
+    assert answers(attachment) == [{"id": 1, "failed": "Mute: it has no text"}]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_what_was_recorded_is_dropped(fake: Fake, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    made: list[weakref.ref[Fake]] = []
+
+    def choose(folder: Path, all_threads: bool) -> Fake:
+        chosen = Fake()
+        made.append(weakref.ref(chosen))
+        return chosen
+
+    monkeypatch.setattr(profilers, "choose", choose)
+    attachment = profile.Attachment()
+    arm(attachment, 1, 1)
+    steps.mark()
+    if ends == "failed":
+        in_thread(steps.mark)
+    steps.mark()
+    [answer] = answers(attachment)
+    assert answer.keys() == {"id", "recorded" if ends == "cancelled" else "failed"}
+    if ends == "cancelled":
+        attachment.take({"id": 1, "do": "cancel"})
+    gc.collect()
+    assert [each() for each in made] == [None]
 
 
 def test_threads_that_arm_cancel_and_mark_as_they_like(fake: Fake) -> None:
@@ -458,7 +751,7 @@ def test_threads_that_arm_cancel_and_mark_as_they_like(fake: Fake) -> None:
     ends.set()
     trainer.join()
     running = [name for name in names(fake) if name != "warm_up"]
-    assert running == ["start", "stop"] * (len(running) // 2)
+    assert ["stop" if name == "discard" else name for name in running] == ["start", "stop"] * (len(running) // 2)
     assert {thread for _, thread in fake.calls} == {trainer.ident}
 
 

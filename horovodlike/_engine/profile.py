@@ -172,7 +172,8 @@ class _Profile:
             is_late = self._state in self._needs_steps and not (self._busy or self._is_cancelled)
         if is_late and monotonic() > self._deadline:
             self.cancel()
-            return {"failed": f"it has marked no step within {self._within_s:.0f} s: {self._remedy}"}
+            late = TimeoutError(f"it has marked no step within {self._within_s:.0f} s: {self._remedy}")
+            return {"failed": _described(late)}
         self._look_at_clock()
         state = self._state
         if state is self._told:
@@ -261,7 +262,7 @@ class _Profile:
         }
 
     def _clean(self) -> None:
-        """Remove the files and the recording that nobody will fetch."""
+        """Remove the files and the recording if they will not be fetched."""
         if self._is_cancelled or self._state is _State.FAILED:
             if self._state in _OVER:
                 self._profiler = None

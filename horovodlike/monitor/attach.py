@@ -132,7 +132,7 @@ class Attachments:
                 await asyncio.wait([work, gone])
                 for task in (work, gone):
                     if not task.cancelled():
-                        task.exception()  # asyncio reports one that nobody looks at
+                        task.exception()  # asyncio reports one that is not looked at
         except asyncio.CancelledError:
             _send(writer, {"error": "the job has ended"})
         except Exception:

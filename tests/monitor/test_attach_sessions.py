@@ -595,7 +595,7 @@ def test_a_profile_does_not_wait_for_ever(fake: Fake, monkeypatch: pytest.Monkey
         assert answers(attachment) == []
         now[0] += 11.0
         [answer] = answers(attachment)
-        assert answer["failed"].startswith(f"it has marked no step within 10 s: {remedy}")
+        assert answer["failed"].startswith(f"TimeoutError: it has marked no step within 10 s: {remedy}")
         assert answers(attachment) == []
     steps.mark()
     assert names(fake) == ["warm_up", "start", "discard"]
@@ -613,7 +613,9 @@ def test_steps_that_end_after_the_begin(fake: Fake, monkeypatch: pytest.MonkeyPa
     assert answers(attachment) == []
     now[0] += 2.0
     [answer] = answers(attachment)
-    assert answer["failed"].startswith("it has marked no step within 60 s: call horovodlike.step() once in each step")
+    assert answer["failed"].startswith(
+        "TimeoutError: it has marked no step within 60 s: call horovodlike.step() once in each step"
+    )
     if is_recording:
         steps.mark()
     assert names(fake) == ["warm_up", *(["start", "discard"] if is_recording else [])]

@@ -22,7 +22,7 @@ import pytest
 from monitors import LIMIT_S, Reporter, report, running
 
 from horovodlike._engine import profile, profilers, steps
-from horovodlike.launcher.tools.attach import AttachError, _copy, _read
+from horovodlike.launcher.tools.attach import AttachError, _copy, _folder, _read
 from horovodlike.monitor import attach
 from horovodlike.monitor.server import Monitor
 
@@ -43,12 +43,18 @@ class Client:
         self._socket.connect(attach.address_of(os.getpid()))
         self._lines = self._socket.makefile("rb")
 
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
     def ask(self, request: Any) -> Client:
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        self.send(json.dumps(request).encode() + b"\n")
         return self
 
+    def read_line(self) -> bytes:
+        return self._lines.readline()
+
     def read(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._lines.readline())
+        answer: dict[str, Any] = json.loads(self.read_line())
         return answer
 
     def receive(self, folder: Path | None) -> None:
@@ -324,6 +330,54 @@ def test_a_client_that_is_stopped_does_not_hold_the_session(
     wait_for(lambda: "another" not in client({"do": "profile", "steps": 0, "ranks": None}).error())
     with pytest.raises(AttachError, match="this client has not read for 0 s: was it stopped"):
         stopped.receive(None)
+
+
+def test_clients_that_break_off_are_not_reported(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What asyncio logs would be on the standard error of hvdrun."""
+    found: list[Rank] = []
+    found += ranks(has_recorded(found, lambda request: b"x" * 1000, trace=1 << 27))
+    nested = Client()
+    nested.send(b"[" * 200_000 + b"\n")
+    assert nested.read_line() == b""
+    nested.close()
+    broken = client({"do": "profile", "steps": 1, "ranks": None})
+    wait_for(lambda: sum(each["do"] == "fetch" for each in found[0].requests) > 3)
+    broken.close()  # with data that it has not read
+    wait_for(lambda: any(each["do"] == "cancel" for each in found[0].requests))
+    wait_for(lambda: "another" not in client({"do": "profile", "steps": 0, "ranks": None}).error())
+    gc.collect()
+    assert not [each.getMessage() for each in caplog.records if each.name == "asyncio"]
+
+
+def test_the_end_of_a_connection_is_told_however_many_answers_wait() -> None:
+    class Ended:
+        pass
+
+    connection: Any = Ended()
+    unused: Any = None
+    session = attach._Session(1, {0: connection}, unused, unused)
+    with pytest.raises(ValueError, match="too many answers"):
+        for _ in range(100):
+            session.take(connection, {"id": 1, "begun": True})
+    session.take(connection, None)
+
+
+def test_the_folder_follows_the_umask_and_may_be_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = tmp_path / "current"
+    current.mkdir()
+    monkeypatch.chdir(current)
+    before = os.umask(0o077)
+    try:
+        with _folder(Path()) as folder:
+            (folder / "file").touch()
+    finally:
+        os.umask(before)
+    assert (current / "file").exists() and current.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in tmp_path.iterdir()] == ["current"]
 
 
 def test_stacks_of_a_job_that_breaks(

@@ -335,7 +335,7 @@ def test_a_client_that_is_stopped_does_not_hold_the_session(
 def test_clients_that_break_off_are_not_reported(
     ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What asyncio logs would be on the standard error of hvdrun."""
+    """The log of asyncio goes to the standard error of hvdrun."""
     found: list[Rank] = []
     found += ranks(has_recorded(found, lambda request: b"x" * 1000, trace=1 << 27))
     nested = Client()

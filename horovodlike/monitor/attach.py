@@ -127,12 +127,10 @@ class Attachments:
             try:
                 await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                gone.cancel()
+                gone.cancel()  # also keeps asyncio from reporting how the connection has ended
                 work.cancel()
-                await asyncio.wait([work, gone])
-                for task in (work, gone):
-                    if not task.cancelled():
-                        task.exception()  # asyncio reports one that is not looked at
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
         except asyncio.CancelledError:
             _send(writer, {"error": "the job has ended"})
         except Exception:

@@ -45,14 +45,11 @@ class HostFacts:
     @classmethod
     def collect(cls, place: RankInfo, *, chosen: bool) -> "HostFacts":
         """Collect the facts of this process."""
-        boot = ""
-        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
         return cls(
             place.node_id,
             chosen,
             socket.gethostname(),
-            boot,
+            boot_id(),
             _namespace("pid"),
             _namespace("net"),
             place.local_rank,
@@ -68,6 +65,13 @@ class HostFacts:
         """The facts that are equal on ranks that may share a host."""
         # A user who sets HOROVODLIKE_HOSTID may have given each rank a network namespace of its own.
         return self.node or "", self.boot, self.pid_namespace, "" if self.chosen else self.network_namespace
+
+
+def boot_id() -> str:
+    """Return what the kernel calls its current run, or an empty string if it does not tell."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+    return ""
 
 
 def _namespace(kind: str) -> str:

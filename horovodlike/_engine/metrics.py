@@ -58,15 +58,16 @@ class Metrics(TypedDict):
     in_flight: int
     """The number of requests that are enqueued and not complete now."""
     bytes_by_shared_memory: int
-    """The number of bytes of the tensors in all batches that are done and whose ranks are on one host."""
+    """The number of bytes of the tensors in completed batches whose ranks are on one host. Batches of a single rank
+    are in none of these counters."""
     bytes_by_tcp: int
-    """Likewise, of batches whose ranks are on several hosts; those of one host use its shared memory, too."""
+    """Likewise, of batches whose ranks are on several hosts (ranks of the same host also use shared memory)."""
     bytes_by_external: int
-    """Likewise, of batches that another library has carried, such as MPI."""
+    """Likewise, of batches that another library carried, such as MPI."""
     bytes_by_nccl: int
-    """Likewise, of tensors on GPUs, whose batches NCCL has carried."""
+    """Likewise, of batches on GPUs that NCCL carried."""
     bytes_by_staging: int
-    """Likewise, of tensors on GPUs that have gone through the memory of the host."""
+    """Likewise, of batches on GPUs of which all or a part went through the memory of the host."""
     steps: int
     """How many steps `step()`, an optimizer or a callback has marked."""
     step_seconds: float
@@ -150,7 +151,7 @@ def sample_collectives(after: int, most: int) -> tuple[list[CollectiveRecord], i
     """Return some of the last collectives with greater numbers than a given one, and the number of the last of all.
 
     Ranks choose alike, so that the times of their records can be compared: those before which none was executed for a
-    millisecond, and few others. The oldest comes first; the end may be missing.
+    millisecond, and few others. The oldest comes first; the end may be missing. Times are by `time.monotonic()`.
 
     Args:
         after: The number.

@@ -28,6 +28,7 @@ from horovodlike._bootstrap.environment import (
     generation,
 )
 from horovodlike._bootstrap.job_key import monitor_key, take_key
+from horovodlike._bootstrap.topology import boot_id
 from horovodlike._engine import sent_bytes
 from horovodlike._engine.metrics import CollectiveRecord, metrics, sample_collectives
 from horovodlike._engine.processor import Processor
@@ -159,7 +160,7 @@ class _Reporter(threading.Thread):
         snapshots = _Snapshots(self._place, self._generation)
         while True:
             ends = self._stop_event.is_set()
-            report = {**snapshots.take(time.time(), time.monotonic()), **({"end": True} if ends else {})}
+            report = {**snapshots.take(time.monotonic()), **({"end": True} if ends else {})}
             channel.send(encode(report), time.monotonic() + _PATIENCE_S)
             if ends:
                 return
@@ -217,8 +218,8 @@ class _Snapshots:
         self._gap = 0.0  # the longest time without progress lately
         self._progress_at = 0.0
 
-    def take(self, sent: float, now: float) -> dict[str, Any]:
-        """Return the next report, which is sent at this time; `now` is the same time by the monotonic clock."""
+    def take(self, now: float) -> dict[str, Any]:
+        """Return the next report, which is sent at this time, by the monotonic clock."""
         count: dict[str, Any] = dict(metrics())
         stragglers = count.pop("stragglers")
         done = getattr(sys.modules.get("horovodlike.progress"), "fraction", None)
@@ -228,7 +229,7 @@ class _Snapshots:
                 self._gap = max(self._gap * _GAP_DECAY, now - self._progress_at)
             self._progress, self._progress_at = count["requests"], now
         idle = now - self._progress_at
-        report: dict[str, Any] = {"sent": sent, "monotonic": now, "idle": round(idle, 3)}
+        report: dict[str, Any] = {"sent": now, "idle": round(idle, 3)}
         if self._is_first:
             report["rank"] = self._describe()
             self._is_first = False
@@ -248,7 +249,7 @@ class _Snapshots:
         return {
             **{"rank": place.rank, "size": place.size, "generation": self._generation, "pid": os.getpid()},
             **{"local_rank": place.local_rank, "host": place.node_id or socket.gethostname()},
-            "worker": int(os.environ.get(WORKER) or place.rank),
+            **{"boot": boot_id(), "worker": int(os.environ.get(WORKER) or place.rank)},
         }
 
     def _changes(self, part: str, values: dict[str, Any]) -> dict[str, Any]:

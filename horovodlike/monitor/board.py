@@ -24,7 +24,6 @@ RANK_HISTORY = 120
 SILENT_S = 5.0
 """A rank that has not reported for this long is shown as silent."""
 _LEAST_S = 0.01  # between two reports of which rates are made
-_CLOCK_STEP_S = 0.1  # a clock that has been set, and is not only adjusted
 _EVENTS = 200
 _LONGEST_EVENT = 8192
 _TAIL_BYTES = 4096
@@ -47,12 +46,12 @@ class RankState:
         counters: The newest counters, by the names of ``metrics()``.
         process: The newest numbers of its process.
         parts: The shares of the last second in which it waited, communicated and computed.
-        rates: Bytes, batches, requests, steps and samples per second; and bytes by each transport that is used.
+        rates: Bytes, batches, requests, executed requests, steps and samples per second; and bytes by each transport
+            that is used.
         step_seconds: How long a step takes, on average since the last report in which one ended; 0: none is marked.
         connections: What they have sent, from the last report.
-        heard_at: When its last report came, by the clock of the board.
-        monotonic: When it was sent, by the monotonic clock of the rank.
-        clock: By how much the clock of the rank was ahead of that one.
+        heard_at: When its last report came, by the monotonic clock of the board.
+        sent: When it was sent, by that of the rank.
         idle: How long it had completed nothing, in seconds.
         stack: Where its Python threads are; None unless it has completed nothing for some seconds.
         ended: Whether it has said that this is the end.
@@ -67,8 +66,7 @@ class RankState:
     step_seconds: float = 0.0
     connections: Connections = field(default_factory=dict)
     heard_at: float = 0.0
-    monotonic: float = 0.0
-    clock: float = 0.0
+    sent: float = 0.0
     idle: float = 0.0
     stack: str | None = None
     ended: bool = False
@@ -76,11 +74,11 @@ class RankState:
         default_factory=lambda: {name: array("H") for name in (*_PARTS, "late")}, repr=False
     )
 
-    def measure(self, counters: Mapping[str, float], monotonic: float) -> None:
+    def measure(self, counters: Mapping[str, float], sent: float) -> None:
         """Take new counters; compute rates and parts from their changes."""
-        before, seconds = dict(self.counters), monotonic - self.monotonic
+        before, seconds = dict(self.counters), sent - self.sent
         self.counters.update(counters)
-        self.monotonic = monotonic
+        self.sent = sent
         if not before or seconds < _LEAST_S:
             return
         grown = {name: max(0.0, value - before.get(name, 0.0)) for name, value in self.counters.items()}
@@ -96,7 +94,7 @@ class RankState:
         """Return the sums that tell a slow rank from the others."""
         counters, process = self.counters, self.process
         return Sample(
-            time=self.monotonic,
+            time=self.sent,
             steps=int(counters.get("steps", 0)),
             blocked=counters.get("blocked_seconds", 0.0),
             collective=counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
@@ -123,6 +121,7 @@ class Board:
         job: str = "",
         version: str = "",
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         output_directory: str | None = None,
     ) -> None:
         """Start with a job of which nothing is known.
@@ -130,11 +129,13 @@ class Board:
         Args:
             job: The name of the job.
             version: The version of the package.
-            clock: Returns the time, in seconds since 1970.
+            clock: Returns the time that is shown, in seconds since 1970.
+            monotonic: Returns the time for durations, by a clock that is never set.
             output_directory: The folder with the output of each rank, to be named beside its tail.
         """
         self._lock = threading.Lock()  # guards everything below; a leaf
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
+        self._started = monotonic()
         self._about = {"job": job, "version": version, "started": clock(), "output_directory": output_directory}
         self._generation = 0
         self._size = 0
@@ -166,7 +167,7 @@ class Board:
                 self._ranks, self._stragglers, self._delays, self._slow = {}, {}, Delays(), SlowRanks()
             elif about["rank"] == 0:  # after shutdown() and init(), collectives are numbered from 1 again
                 self._delays = Delays()
-            self._ranks[about["rank"]] = RankState(about, heard_at=self._clock())
+            self._ranks[about["rank"]] = RankState(about, heard_at=self._monotonic())
             return True
 
     def take_report(self, rank: int, about: dict[str, Any], report: Mapping[str, Any]) -> None:
@@ -182,12 +183,8 @@ class Board:
             state = self._ranks.get(rank)
             if state is None or state.about is not about:
                 return
-            now = state.heard_at = self._clock()
-            host, clock = str(state.about["host"]), report["sent"] - report["monotonic"]
-            if state.monotonic and abs(clock - state.clock) > _CLOCK_STEP_S:
-                self._delays.forget_clock(host)
-            state.clock = clock
-            state.measure(report["counters"], report["monotonic"])
+            now = state.heard_at = self._monotonic()
+            state.measure(report["counters"], report["sent"])
             state.process.update(report["process"])
             state.connections = report["connections"]
             state.idle = report["idle"]
@@ -196,7 +193,8 @@ class Board:
             state.ended = report["end"]
             if rank == 0:
                 self._stragglers.update((late, value) for late, value in report["late"].items() if late < self._size)
-            self._delays.take(rank, host, report["sent"], now, report["collectives"])
+            clock = f"{about['host']} {about['boot']}"
+            self._delays.take(rank, clock, report["sent"], now, report["collectives"])
 
     def age(self, rank: int) -> float:
         """Return for how many seconds a rank has not reported."""
@@ -214,7 +212,7 @@ class Board:
         with self._lock:
             state = self._ranks.get(rank)
             if state is not None and state.about is about and not state.ended:
-                state.heard_at = min(state.heard_at, self._clock() - SILENT_S)
+                state.heard_at = min(state.heard_at, self._monotonic() - SILENT_S)
 
     # Output and events.
 
@@ -271,7 +269,7 @@ class Board:
     def tick(self) -> None:
         """Add a point to the history; called each second."""
         with self._lock:
-            now = self._clock()
+            now = self._monotonic()
             late = self._delays.evaluate(now, self._size)
             live = [state for state in self._ranks.values() if now - state.heard_at < SILENT_S]
             for rank, state in self._ranks.items():
@@ -279,7 +277,7 @@ class Board:
             self._look_for_slow_ranks(now)
             if not live:
                 return
-            point: dict[str, Any] = {"time": round(now, 1), "ranks": len(live)}
+            point: dict[str, Any] = {"time": round(self._clock(), 1), "ranks": len(live)}
             for name in _PARTS:
                 point[name] = round(sum(state.parts.get(name, 0.0) for state in live) / len(live), 4)
             for name in {*_RATES, *(name for state in live for name in state.rates)}:
@@ -312,7 +310,7 @@ class Board:
             with_history: Whether the history of each rank is included.
         """
         with self._lock:
-            now = self._clock()
+            now = self._monotonic()
             late, recent = self._delays.by_rank, list(self._history)[-self._delays.window :]
             ranks = []
             for rank in sorted(self._ranks):
@@ -339,7 +337,8 @@ class Board:
                 )
             return {
                 **self._about,
-                "time": now,
+                "time": self._clock(),
+                "seconds": round(now - self._started, 3),
                 "generation": self._generation,
                 "size": self._size,
                 "ended": self._ended,

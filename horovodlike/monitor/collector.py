@@ -2,13 +2,13 @@
 
 A report is an object. The fields that may be missing have not changed since the last report of the connection.
 
-``sent``, ``monotonic``
-    The time by the clock of the rank, to be compared with those of other ranks; and by its monotonic clock, for
-    durations.
+``sent``
+    The time by the monotonic clock of the rank's host. No other clock is used: those that are set would need care.
 ``idle``
     For how many seconds the rank has completed nothing.
 ``rank``
-    In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``.
+    In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``,
+    and the ``boot`` id of the kernel: hosts with the same name have different clocks.
 ``counters``, ``process``
     Numbers by name: those of ``metrics()``, the seconds in which the rank waited and communicated, and the share of
     the training that is done; memory, and the processor time that the rank got, with what the kernel says about it.
@@ -17,7 +17,8 @@ A report is an object. The fields that may be missing have not changed since the
 ``late``
     From rank 0: rank, how often it was late, and the seconds, of those ranks where that has changed.
 ``collectives``
-    Some of the collectives since the last report: number, kind, name, bytes, and when it was enqueued.
+    Some of the collectives since the last report: number, kind, name, bytes, and when it was enqueued,
+    by the same clock.
 ``stack``
     The stacks of the rank's Python threads, or null.
 ``end``
@@ -35,7 +36,7 @@ from typing import Any
 
 from horovodlike._net.secure_channel import Identity, JobKey, job_digest
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer
-from horovodlike.monitor.board import Board
+from horovodlike.monitor.board import TRANSPORTS, Board
 
 _MOST_COLLECTIVES = 64
 _MOST_VERDICTS = 16
@@ -49,7 +50,7 @@ _NUMBERS = {
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
         *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
         *("steps", "step_seconds", "samples", "progress", "in_flight"),
-        *("bytes_by_shared_memory", "bytes_by_tcp", "bytes_by_external", "bytes_by_nccl", "bytes_by_staging"),
+        *(f"bytes_by_{name}" for name in TRANSPORTS),
     ),
     "process": (
         *("resident_bytes", "cpu_seconds", "run_delay_seconds", "steal_seconds", "frequency_hertz"),
@@ -142,7 +143,7 @@ def _read_about(found: Any, rank: int) -> dict[str, Any]:
     }
     if about["rank"] != rank or not 0 <= rank < about["size"] <= _MOST_RANKS:
         raise ValueError("rank")
-    return {**about, "host": _text(found["host"], _LONGEST_NAME)}
+    return {**about, **{name: _text(found[name], _LONGEST_NAME) for name in ("host", "boot")}}
 
 
 def read_report(message: Any) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def read_report(message: Any) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: It is not a report.
     """
-    report: dict[str, Any] = {name: _number(message[name]) for name in ("sent", "monotonic", "idle")}
+    report: dict[str, Any] = {name: _number(message[name]) for name in ("sent", "idle")}
     for part, names in _NUMBERS.items():
         found = message.get(part, {})
         report[part] = {name: _number(found[name]) for name in names if name in found}

@@ -1,8 +1,10 @@
 """By how much each rank is late for collectives, from the times at which ranks have enqueued the same ones. Pure.
 
-The clocks of hosts differ. A report says when it was sent, by the clock of its host, and it arrives some time later.
-The least of these differences over all reports of a host is how far its clock is behind, plus the least time in the
-network. So delay between hosts is right to about a millisecond where the network takes no longer than that.
+All times are by monotonic clocks, which cannot be set. Those of hosts differ. A report says when it was sent, by the
+clock of its host, and it arrives some time later. The least of these differences over the last reports of a host is how
+far its clock is behind, plus the least time in the network. So delay between hosts is right to about a millisecond
+where the network takes no longer than that. Older reports do not count: clocks drift, and stop while a host is
+suspended.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ STRAGGLER_SHARE = 0.6
 """The share of all delay that one rank must have to be the straggler."""
 WINDOW = 8
 """How many points, one for each second in which collectives have been evaluated, the verdict looks at."""
+OFFSET_S = 30.0
+"""The offset of a host's clock is the least one of this time to twice this time."""
 _FEWEST = 3
 _MOST_COLLECTIVES = 512
 _MOST_TENSORS = 200
@@ -36,6 +40,23 @@ class _Collective:
         self.times: dict[int, float] = {}
 
 
+class _Offset:
+    """How far the clock of a host is behind that of the monitor: the minimum over the last reports."""
+
+    def __init__(self, now: float) -> None:
+        self._begun = now
+        self._least = self._least_before = math.inf  # since then, and in the time before
+
+    def take(self, offset: float, now: float) -> float:
+        """Take that of a report; return the minimum."""
+        age = now - self._begun
+        if age >= OFFSET_S:
+            self._least_before = self._least if age < 2 * OFFSET_S else math.inf
+            self._begun, self._least = now, math.inf
+        self._least = min(self._least, offset)
+        return min(self._least, self._least_before)
+
+
 class Delays:
     """The delay of ranks in one generation.
 
@@ -48,38 +69,34 @@ class Delays:
         """Start without any collective."""
         self.by_rank: dict[int, float] = {}
         self.window = WINDOW
-        self._behind: OrderedDict[str, float] = OrderedDict()  # host -> seconds; that of the last report comes last
+        self._offsets: OrderedDict[str, _Offset] = OrderedDict()  # by clock; that of the last report comes last
         self._waiting: OrderedDict[int, _Collective] = OrderedDict()
         self._evaluated = 0  # numbers up to this one are not waited for any more
         self._tensors: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._points: list[dict[int, tuple[int, float]]] = []  # rank -> how often it was last, and the sum of seconds
         self._times: list[float] = []  # of the points
 
-    def take(self, rank: int, host: str, sent: float, received: float, collectives: Iterable[list[Any]]) -> None:
+    def take(self, rank: int, clock: str, sent: float, received: float, collectives: Iterable[list[Any]]) -> None:
         """Take the collectives of a report, each with number, kind, name, bytes and the time of its enqueue.
 
         Args:
             rank: The rank.
-            host: Its host.
-            sent: When the report was sent, by the clock of that host.
-            received: When it arrived, by the clock here.
+            clock: The monotonic clock of its host.
+            sent: When the report was sent, by that clock.
+            received: When it arrived, by the monotonic clock of the monitor.
             collectives: The collectives.
         """
-        behind = self._behind[host] = min(received - sent, self._behind.pop(host, received - sent))
+        of_clock = self._offsets[clock] = self._offsets.pop(clock, None) or _Offset(received)
+        offset = of_clock.take(received - sent, received)
         for number, kind, name, num_bytes, enqueued in collectives:
             if number <= self._evaluated:
                 continue
             collective = self._waiting.get(number)
             if collective is None:
                 collective = self._waiting[number] = _Collective(kind, name, num_bytes, received)
-            collective.times[rank] = enqueued + behind
+            collective.times[rank] = enqueued + offset
         while len(self._waiting) > _MOST_COLLECTIVES:
             self._waiting.popitem(last=False)
-
-    def forget_clock(self, host: str) -> None:
-        """Forget how far the clock of a host is behind, and times of it: the clock has been set."""
-        self._behind.pop(host, None)
-        self._waiting.clear()
 
     def evaluate(self, now: float, size: int) -> dict[int, float]:
         """Close the collectives that all ranks have reported, or that are old; return the delay of each rank."""
@@ -97,8 +114,8 @@ class Delays:
             self._evaluate(each, point, sums)
         first = min(self._waiting, default=math.inf)
         self._evaluated = max([self._evaluated, *(number for number in done if number < first)])
-        while len(self._behind) > size:  # a rank has one host
-            self._behind.popitem(last=False)
+        while len(self._offsets) > size:  # a rank has one host
+            self._offsets.popitem(last=False)
         if sums:
             self._points, self._times = [*self._points, point][-WINDOW:], [*self._times, now][-WINDOW:]
             self.by_rank = {rank: sum(found) / len(found) for rank, found in sums.items()}

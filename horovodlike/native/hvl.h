@@ -317,8 +317,8 @@ typedef struct hvl_counters {
   int64_t ranks;              /* of the job; 0 if there is no engine */
   int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
   int64_t in_flight;          /* requests that are enqueued and not complete */
-  /* Bytes of the tensors in all batches that are done, by what carried them: of some hosts TCP, of one shared memory,
-   * unless it was another library. Nothing carries those of a job of one rank. */
+  /* Bytes of the tensors in completed batches, by transport. A batch of several hosts counts as TCP, one of a single
+   * host as shared memory, unless another library carries it. Batches of a single rank are not counted. */
   int64_t bytes_by_shared_memory;
   int64_t bytes_by_tcp;
   int64_t bytes_by_external;
@@ -451,7 +451,7 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_collective_records(void);
-/* Likewise, at most so many of those with greater numbers than *after, which becomes the number of the last collective.
+/* Likewise, at most so many with greater numbers than *after, which becomes that of the last one; by CLOCK_MONOTONIC.
  * A sample for which all ranks choose alike: those before which none was executed for a millisecond, and few others. */
 char* hvl_sample_collectives(uint64_t* after, int32_t most);
 /* Begins to write this rank's collectives to a file of trace events; ends the previous timeline, if there is one. If

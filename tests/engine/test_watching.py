@@ -79,6 +79,25 @@ def _carried(hosts: int) -> dict[str, float]:
         assert time.monotonic() < deadline, metrics
 
 
+def _sampled() -> None:
+    import numpy as np
+    from support.collectives import allreduce
+
+    from horovodlike._engine.metrics import sample_collectives
+
+    begun, newest, number = time.monotonic(), 0.0, 0
+    deadline = begun + PATIENCE_SECONDS
+    while newest < begun:  # a sample leaves most of them out
+        allreduce("x", np.ones(10, np.float32))
+        records, number = sample_collectives(number, 32)
+        newest = max([newest, *(each["enqueued"] for each in records)])
+        assert newest <= time.monotonic() < deadline
+
+
+def test_the_sample_for_the_monitor_has_times_of_the_monotonic_clock(ranks: Callable[[int], RankPool]) -> None:
+    ranks(1).run(_sampled)
+
+
 def test_bytes_are_counted_by_what_carries_them(fresh_ranks: Callable[..., RankPool]) -> None:
     pool = fresh_ranks(3)
     assert pool.run(_carried, 1) == [{"bytes_by_shared_memory": 4000}] * 3

@@ -39,13 +39,13 @@ SCRIPT = WORK + "if __name__ == '__main__': print(horovodlike.run(work, (40,), n
 
 def about(rank: int) -> dict[str, Any]:
     numbers = {"rank": rank, "size": 2, "generation": 1, "pid": 1, "local_rank": rank, "worker": rank}
-    return {**numbers, "host": "<i>node</i>"}
+    return {**numbers, "host": "<i>node</i>", "boot": "1"}
 
 
 @pytest.fixture
 def board() -> Board:
     now = [1000.0]
-    found = Board(clock=lambda: now[0])
+    found = Board(clock=lambda: now[0], monotonic=lambda: now[0])
     hellos = [about(0), about(1)]
     for hello in hellos:
         found.take_hello(hello)

@@ -71,13 +71,13 @@ def wait_for(url: str, accept: Callable[[dict[str, Any]], Any], seconds: float =
 def about(rank: int, size: int, **more: Any) -> dict[str, Any]:
     return {
         **{"rank": rank, "size": size, "generation": 1, "pid": 100 + rank, "local_rank": rank, "worker": rank},
-        **{"host": "node-1", **more},
+        **{"host": "node-1", "boot": "1", **more},
     }
 
 
 def report(rank: int, size: int, sent: float, **more: Any) -> dict[str, Any]:
     counters = {"bytes": 1000, "requests": 10, "batches": 5, "waiting_seconds": 0.5, "communicating_seconds": 0.1}
-    return {"rank": about(rank, size), "sent": sent, "monotonic": sent, "idle": 0.0, "counters": counters, **more}
+    return {"rank": about(rank, size), "sent": sent, "idle": 0.0, "counters": counters, **more}
 
 
 class Reporter:

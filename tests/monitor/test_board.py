@@ -13,7 +13,7 @@ from monitors import about
 from horovodlike.monitor import board as module
 from horovodlike.monitor.board import HISTORY, RANK_HISTORY, SILENT_S, Board
 from horovodlike.monitor.collector import _read_about, read_report
-from horovodlike.monitor.delays import Delays
+from horovodlike.monitor.delays import OFFSET_S, Delays
 from horovodlike.monitor.prometheus import render
 from horovodlike.monitor.slow_ranks import WINDOW
 
@@ -24,10 +24,11 @@ class Job:
     def __init__(self, size: int) -> None:
         self.now = 1e6
         self.size = size
-        self.board = Board("job", "1.0", clock=lambda: self.now)
+        self.set_by = 0.0  # how far the clock of the launcher has been set forward
+        self.suspended: dict[int, float] = {}  # by host: for how long, in total
+        self.board = Board("job", "1.0", clock=lambda: self.now + self.set_by, monotonic=lambda: self.now)
         self.number = 0
         self.waited = [0.0] * size
-        self.clocks: dict[int, float] = {}  # by how much those of some ranks have been set forward
         for rank in range(size):
             self.board.take_hello(about(rank, size))
 
@@ -47,7 +48,7 @@ class Job:
         most = max([0.0, *late.values()])
         for rank in set(range(self.size)) - silent:
             self.waited[rank] += steps * (most - late.get(rank, 0.0))
-            skew = 3600.0 * (rank % hosts) - self.clocks.get(rank, 0.0)
+            skew = 3600.0 * (rank % hosts) + self.suspended.get(rank % hosts, 0.0)
             collectives = [
                 [number, "allreduce", f"layer{number % 3}", 400, self.now - 0.9 + i / 10 + late.get(rank, 0.0) - skew]
                 for i, number in enumerate(numbers)
@@ -57,12 +58,11 @@ class Job:
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
             more_of_rank = {"collectives": collectives, "process": process(rank)}
-            self.report(rank, sent, self.now - 9e5, idle=0.0, counters=counters | more, **more_of_rank)
+            self.report(rank, sent, idle=0.0, counters=counters | more, **more_of_rank)
         self.board.tick()
 
-    def report(self, rank: int, sent: float, monotonic: float | None = None, **message: Any) -> None:
-        message |= {"sent": sent, "monotonic": sent if monotonic is None else monotonic}
-        self.board.take_report(rank, self.board._ranks[rank].about, read_report(message))
+    def report(self, rank: int, sent: float, **message: Any) -> None:
+        self.board.take_report(rank, self.board._ranks[rank].about, read_report({"sent": sent, **message}))
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -96,24 +96,59 @@ def test_a_straggler_is_found_however_late_it_is(delay: float) -> None:
     assert found is not None and (found["rank"], found["share"]) == (1, 1.0)
 
 
+def check_verdicts(job: Job, late: dict[int, float]) -> None:
+    """Check that rank 2 is blamed if it is late, and else none."""
+    found = job.board.snapshot()
+    assert [each["ranks"] for each in found["slow"]] == ([[2]] if late else [])
+    assert (found["straggler"] or {"rank": None})["rank"] == (2 if late else None)
+    assert max(each["late"] for each in found["ranks"]) == pytest.approx(max(late.values(), default=0.0), abs=1e-3)
+    assert {each["state"] for each in found["ranks"]} == {"running"}
+    assert found["ranks"][1]["rates"]["requests"] == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
 @pytest.mark.parametrize("late", [{}, {2: 0.05}])
-def test_a_clock_that_is_set_changes_no_verdict(by: float, late: dict[int, float]) -> None:
-    job = Job(3)
-
-    def of_processes(rank: int) -> dict[str, float]:
-        return {"cpu_seconds": job.now / 2}
-
-    for second in range(3 * WINDOW):
-        job.clocks = {1: by} if second >= WINDOW + 2 else {}
-        job.second(late, hosts=3, process=of_processes)
+def test_the_clock_of_the_launcher_may_be_set(by: float, late: dict[int, float]) -> None:
+    job = Job(4)
+    for second in range(1, 3 * WINDOW):
+        job.set_by = by if second >= WINDOW + 2 else 0.0
+        job.second(late, hosts=3, process=lambda rank: {"cpu_seconds": job.now / 2})
         found = job.board.snapshot()
+        assert found["seconds"] == second
+        assert found["time"] == found["history"][-1]["time"] == job.now + job.set_by
         if second > WINDOW:
-            assert [each["ranks"] for each in found["slow"]] == ([[2]] if late else [])
-            assert (found["straggler"] or {"rank": None})["rank"] == (2 if late else None)
-            most = max(each["late"] for each in found["ranks"])
-            assert most == pytest.approx(max(late.values(), default=0.0), abs=1e-3)
-            assert found["ranks"][1]["rates"]["requests"] == pytest.approx(4.0)
+            check_verdicts(job, late)
+
+
+@pytest.mark.parametrize("connects_again", [False, True])
+@pytest.mark.parametrize("late", [{}, {2: 0.05}])
+def test_a_host_that_was_suspended_is_right_after_a_minute(late: dict[int, float], connects_again: bool) -> None:
+    """Its clock, by which ranks 1 and 3 report, has stopped meanwhile."""
+    job, wrong = Job(4), 0
+    for second in range(int(2 * OFFSET_S) + 3 * WINDOW):
+        if second == WINDOW:
+            job.suspended = {1: 7.0}
+            for rank in (1, 3) if connects_again else ():
+                job.board.lose(rank, job.board._ranks[rank].about)
+                assert job.board.take_hello(about(rank, 4, host="node-1"))
+        job.second(late, hosts=2, process=lambda rank: {"cpu_seconds": job.now / 2})
+        wrong += job.board.snapshot()["ranks"][0]["late"] > 1.0
+        if second > WINDOW + 2 * OFFSET_S:
+            assert job.board.snapshot()["ranks"][0]["late"] < 1e-3
+    check_verdicts(job, late)
+    assert 0 < wrong <= 2 * OFFSET_S
+
+
+def test_hosts_that_have_the_same_name_have_different_clocks() -> None:
+    board = Board(monotonic=lambda: 1e4)
+    places = [about(rank, 2, host="localhost", boot=f"{rank}") for rank in range(2)]
+    for rank, place in enumerate(places):
+        board.take_hello(place)
+        sent = 5e3 * rank + 100.0
+        collectives = [[number, "allreduce", "x", 4, sent - 0.5] for number in range(1, 4)]
+        board.take_report(rank, place, read_report({"sent": sent, "idle": 0.0, "collectives": collectives}))
+    board.tick()
+    assert [each["late"] for each in board.snapshot()["ranks"]] == [0.0, 0.0]
 
 
 def test_a_straggler_is_found_in_steps_of_ten_seconds() -> None:
@@ -247,7 +282,7 @@ def test_reports_on_a_connection_that_another_one_has_followed_are_dropped() -> 
     job = Job(2)
     old = job.board._ranks[1].about
     job.board.take_hello(about(1, 3, generation=2))
-    job.board.take_report(1, old, read_report({"sent": job.now, "monotonic": 1, "idle": 9.0, "end": True}))
+    job.board.take_report(1, old, read_report({"sent": job.now, "idle": 9.0, "end": True}))
     [rank] = job.board.snapshot()["ranks"]
     assert (rank["state"], rank["idle"]) == ("running", 0.0)
     job.report(1, sent=job.now, idle=1.0)
@@ -272,7 +307,7 @@ def test_nothing_grows_with_names_of_hosts_or_workers_that_have_ended(monkeypatc
         job.board.tick()
         job.board.take_output(number, b"horovodlike warning: mind this\nunfinished", is_error=True)
     board = job.board
-    assert len(board._delays._behind) == 2 and "node-1" in board._delays._behind
+    assert len(board._delays._offsets) == 2 and "node-1 1" in board._delays._offsets
     assert len(board._tails) == len(board._open_lines) == 8
     assert len(board._open_events) <= 8
 
@@ -300,7 +335,7 @@ def test_text_that_is_no_text_harms_nothing() -> None:
     assert found["host"] == "node?"
     assert board.take_hello(found)
     assert 'host="node?"' in render(board.snapshot())
-    assert read_report({"sent": 1, "monotonic": 1, "idle": 4, "stack": "\udc80x"})["stack"] == "?x"
+    assert read_report({"sent": 1, "idle": 4, "stack": "\udc80x"})["stack"] == "?x"
 
 
 def test_late_reports_do_not_open_collectives_again() -> None:
@@ -338,8 +373,8 @@ def test_a_snapshot_of_1024_ranks() -> None:
     assert len(json.dumps(state)) < 2_000_000
 
 
-@pytest.mark.parametrize("message", [[], None, 5, {}, {"sent": 1, "monotonic": 1}, {"sent": 1, "idle": 0}])
-def test_a_report_that_is_none(message: Any) -> None:
+@pytest.mark.parametrize("message", [[], None, 5, {}, {"sent": 1}, {"idle": 0}])
+def test_what_is_not_a_report(message: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         read_report(message)
 
@@ -347,7 +382,7 @@ def test_a_report_that_is_none(message: Any) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"sent": "x"}, {"sent": True}, {"sent": 1e999}, {"sent": 1e308}, {"monotonic": "x"}, {"idle": -1}),
+        *({"sent": "x"}, {"sent": True}, {"sent": 1e999}, {"sent": 1e308}, {"idle": -1}),
         {"counters": {"bytes": "1"}},
         {"late": [[1, 2]]},
         {"collectives": [[1, "a", "b", 4, None]]},
@@ -357,7 +392,7 @@ def test_a_report_that_is_none(message: Any) -> None:
     ],
 )
 def test_a_report_that_makes_no_sense(wrong: dict[str, Any]) -> None:
-    right = {"sent": 1, "monotonic": 1, "idle": 0}
+    right = {"sent": 1, "idle": 0}
     read_report(right)
     with pytest.raises((ValueError, TypeError)):
         read_report(right | wrong)

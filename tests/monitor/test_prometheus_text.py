@@ -15,16 +15,14 @@ from horovodlike.monitor.prometheus import FAMILIES, accepts_openmetrics, render
 
 
 def state_of_job(size: int = 2, host: str = "node-1") -> dict[str, Any]:
-    board = Board("job", "1.0", clock=lambda: 100.0)
+    board = Board("job", "1.0", clock=lambda: 100.0, monotonic=lambda: 100.0)
     for rank in range(size):
         place = about(rank, size, host=host)
         board.take_hello(place)
         board.take_report(rank, place, read_report(report(rank, size, 98.0, process={"resident_bytes": 4096})))
         more = {"bytes": 3000, "waiting_seconds": 1.0, "communicating_seconds": 0.3, "in_flight": 4, "bytes_by_tcp": 9}
         late = [[1, 7, 2.5]] if rank == 0 and size > 1 else []
-        board.take_report(
-            rank, place, read_report({"sent": 100.0, "monotonic": 100.0, "idle": 0.5, "counters": more, "late": late})
-        )
+        board.take_report(rank, place, read_report({"sent": 100.0, "idle": 0.5, "counters": more, "late": late}))
     board.tick()
     return board.snapshot()
 

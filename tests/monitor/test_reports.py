@@ -28,7 +28,7 @@ class Engine:
         found = []
         for _ in range(number):
             self.now += 1.0
-            found.append(self.snapshots.take(0.0, self.now).get("stack", "unchanged"))
+            found.append(self.snapshots.take(self.now).get("stack", "unchanged"))
         return found
 
     def step(self, seconds: int) -> list[Any]:

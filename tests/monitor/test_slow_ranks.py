@@ -272,7 +272,7 @@ def test_rank_0_is_told_and_gives_it_to_on_metrics(monkeypatch: pytest.MonkeyPat
         for verdicts in ({1: Verdict([1], "input", 0.5, 7, "rank 1 is slow")}, {}):
             monitor.board._slow.verdicts = verdicts
             for each in reporters:
-                each.send({"sent": 2.0, "monotonic": 2.0, "idle": 0.0})
+                each.send({"sent": 2.0, "idle": 0.0})
             received.append(json.loads(reporters[0].channel.receive(time.monotonic() + LIMIT_S))["slow"])
         assert received[0] == [as_json(Verdict([1], "input", 0.5, 7, "rank 1 is slow"))]
         assert received[1] == []

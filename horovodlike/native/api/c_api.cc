@@ -297,7 +297,8 @@ char* hvl_get_collective_records(void) {
 char* hvl_sample_collectives(uint64_t* after, int32_t most) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr || most < 1) return nullptr;
-  return strdup(hvl::to_json(running->flight_recorder().sample(after, static_cast<size_t>(most))).c_str());
+  const auto records = running->flight_recorder().sample(after, static_cast<size_t>(most));
+  return strdup(hvl::to_json(records, hvl::EpochClock(0)).c_str());
 }
 
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles) {

@@ -25,9 +25,10 @@ inline std::string quoted(const std::string& text) {
   return json + '"';
 }
 
-// Converts now_ns() times to time since the epoch, with the offset between the clocks at construction.
+// Converts now_ns() times to time since the epoch, with the offset between the clocks at construction, or another one.
 class EpochClock {
  public:
+  explicit EpochClock(uint64_t offset) : offset_(offset) {}
   EpochClock() {
     timespec time;
     clock_gettime(CLOCK_REALTIME, &time);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "base/json.h"
 
 namespace hvl {
 
@@ -105,8 +104,7 @@ std::vector<CollectiveRecord> FlightRecorder::Ring::read(size_t most) const {
   return records;
 }
 
-std::string to_json(const std::vector<CollectiveRecord>& records) {
-  const EpochClock clock;
+std::string to_json(const std::vector<CollectiveRecord>& records, const EpochClock& clock) {
   std::string json = "[";
   for (const CollectiveRecord& record : records) {
     json += json.size() > 1 ? ",\n" : "\n";

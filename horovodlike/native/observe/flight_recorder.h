@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "base/types.h"
 
 namespace hvl {
@@ -79,7 +80,7 @@ class FlightRecorder {
   CollectiveRecord current_;  // used by the writer only
 };
 
-// Returns a JSON array of objects; times in seconds since the epoch, `null` for a collective that has not ended.
-std::string to_json(const std::vector<CollectiveRecord>& records);
+// Returns a JSON array of objects; times in seconds, `null` for a collective that has not ended.
+std::string to_json(const std::vector<CollectiveRecord>& records, const EpochClock& clock = {});
 
 }  // namespace hvl

@@ -84,7 +84,7 @@ class DataPlane {
   virtual Status reducescatter(const Scatter& scatter) = 0;
   virtual Status alltoall(const Exchange& exchange) = 0;
 
-  // The transport of the collective under way. HVL_BY_ENGINE: it has one rank, whose bytes go nowhere.
+  // The transport of the collective under way, if it has several ranks.
   virtual hvl_transport transport() const = 0;
   // True if something other than this process's threads may still write to the outputs of a failed collective.
   virtual bool holds_memory() const { return false; }

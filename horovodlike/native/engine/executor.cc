@@ -93,7 +93,7 @@ Status Executor::go_on() {
   }
   is_running_ = status.code() == HVL_IN_PROGRESS;
   has_failed_ = !status.ok() && !is_running_;
-  if (status.ok()) reporter_.end(plane()->transport());
+  if (status.ok()) reporter_.end(collective_.team->size() > 1 ? plane()->transport() : HVL_BY_ENGINE);
   return is_running_ ? Status() : status;
 }
 

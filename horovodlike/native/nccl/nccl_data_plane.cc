@@ -47,6 +47,7 @@ void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
   team_ = std::move(team);
   cpu_->begin(team_, number);
   stage_ = Stage::kAgree;
+  is_staged_ = false;
   stream_.begin();
   teams_.begin(team_, allows_nccl_);
 }
@@ -123,6 +124,7 @@ Status NcclDataPlane::start_reduction(const Batch& batch, const Reduce& reduce) 
       staged_.add(segment.input, segment.output, segment.num_bytes, segment.reduction);
     }
   });
+  is_staged_ = !staged_.segments().empty();
   if (reduced.empty()) return Status();
   return teams_.agreement().launch(reductions, [&](NcclCommunicator* nccl) {
     for (size_t i = 0; i < reduced.size(); ++i) {
@@ -169,6 +171,7 @@ Status NcclDataPlane::reducescatter(const Scatter& scatter) {
   return run([&] {
     const std::vector<Block<const char>>& blocks = scatter.blocks;
     const NcclReduction plan = plan_for(scatter.reduction, blocks[0].data);
+    if (plan.why_not != nullptr) is_staged_ = true;
     if (!uses_nccl() || plan.why_not != nullptr) return staging_->reducescatter(scatter, team_->mine);
     return teams_.agreement().launch({plan}, [&](NcclCommunicator* nccl) {
       const size_t bytes_of_element = size_of(scatter.reduction.dtype);
@@ -215,6 +218,7 @@ Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::func
 Status NcclDataPlane::on_host() {
   const Status status = run([this] {
     if (uses_nccl()) warn_staged("NCCL has no Adasum");
+    is_staged_ = true;
     return Status();
   });
   if (status.ok()) staging_->let_go_of_whole();  // the copies in flight own it

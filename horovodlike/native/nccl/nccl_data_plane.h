@@ -43,8 +43,8 @@ class NcclDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
   Status alltoall(const Exchange& exchange) override;
-  // NCCL also for the part of a batch that it cannot reduce.
-  hvl_transport transport() const override { return uses_nccl() ? HVL_NCCL : HVL_STAGING; }
+  // HVL_STAGING: at least a part of the collective goes through the host's memory.
+  hvl_transport transport() const override { return uses_nccl() && !is_staged_ ? HVL_NCCL : HVL_STAGING; }
   // on_host() runs `work` in place on a copy of the batch in host memory, and copies the result to the batch's outputs.
   // Call prepare_on_host() first: it sets *host to that copy, which has its data only when `work` is called.
   Status prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
@@ -86,6 +86,7 @@ class NcclDataPlane : public DataPlane {
   TeamPtr team_;
   Stage stage_ = Stage::kAgree;
   Batch staged_;  // the part of a batch that NCCL cannot reduce
+  bool is_staged_ = false;  // although the members use NCCL
 };
 
 }  // namespace hvl

@@ -235,10 +235,10 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
         stack_dump.start()
     _start_timeline(settings)
     _log_what_is_ignored(settings, joined.place)
+    for notify in _at_init:  # before the first report: these reset what it counts
+        notify(joined.place)
     if os.environ.get(MONITOR_PORT):
         _start_reporter(joined.place)
-    for notify in _at_init:
-        notify(joined.place)
 
 
 def _load_mpi(settings: Config) -> Library | None:

@@ -41,22 +41,21 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
     global _by, _count, _samples, _seconds, _last
     if by < _by:
         return
-    if by > _by:
-        _count, _samples, _seconds = counted()
-    if by > _by and _count:  # this step has been marked by a less certain source
-        _by, _samples, _last = by, _samples + samples, _last or perf_counter()
-        return
     now = perf_counter()
-    elapsed = now - _last if _last else 0.0
-    _seconds += elapsed
-    number = _count + 1
-    _by, _last, _count, _samples = by, now, number, _samples + samples
-    if (called := hook) is not None:
-        called(number, elapsed)
+    count, sum_of_samples, seconds = counted() if by > _by else (_count, _samples, _seconds)
+    last, elapsed = _last, 0.0
+    is_new = by == _by or not count  # else this step has been marked by a less certain source
+    if is_new:
+        elapsed = now - last if last else 0.0
+        count, seconds, last = count + 1, seconds + elapsed, now
+    # In one statement, which calls nothing: a thread that reads sees all of it or nothing.
+    _by, _count, _samples, _seconds, _last = by, count, sum_of_samples + samples, seconds, last or now
+    if is_new and (called := hook) is not None:
+        called(count, elapsed)
 
 
 def count_graphs(read: Callable[[], tuple[int, float]]) -> None:
-    """Also count the steps of graphs, which call no Python, as those of an optimizer; for bindings.
+    """Also count the steps that graphs run without a call of Python, as those of an optimizer; for bindings.
 
     Args:
         read: Returns their number since ``init()``, and the seconds from the first to the last.
@@ -73,5 +72,8 @@ def reset() -> None:
 
 def counted() -> tuple[int, float, float]:
     """Return the number of steps, that of their samples, and the seconds from the first mark to the last."""
-    count, seconds = _of_graphs() if _of_graphs and _by == BY_OPTIMIZER else (0, 0.0)
-    return _count + count, _samples, _seconds + seconds
+    by, count, samples, seconds = _by, _count, _samples, _seconds
+    if _of_graphs and by == BY_OPTIMIZER:
+        of_graphs, duration = _of_graphs()
+        return count + of_graphs, samples, seconds + duration
+    return count, samples, seconds

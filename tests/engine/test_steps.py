@@ -58,6 +58,14 @@ def test_steps_of_graphs_are_those_of_an_optimizer(monkeypatch: pytest.MonkeyPat
     assert hvd.metrics()["steps"] == 5
 
 
+def test_who_reads_while_another_source_begins_to_count_sees_no_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(steps, "_of_graphs", lambda: (3, 1.5))
+    monkeypatch.setattr(steps, "perf_counter", lambda: seen.append(steps.counted()) or 100.0)
+    steps.mark(steps.BY_CALLBACK)
+    assert [*seen, steps.counted()] == [(3, 0.0, 1.5)] * 2
+
+
 def _blocked(late_rank: int) -> tuple[float, int]:
     import time
 

@@ -92,13 +92,13 @@ class GradientReduction:
     ) -> list[Gradient]:
         """Return the reduced gradients; None stays None. All ranks must have gradients of the same variables.
 
+        Marks a step if some are reduced; in a graph, if it uses the first of them.
+
         Raises:
             ValueError: Not initialised, or the process set is not registered.
         """
         basics.size()  # raises before init()
         check_registered(self.process_set)
-        if tf.executing_eagerly():
-            steps.mark()
         weight = _weights.of_step(self.weight, self.op, "distributed gradients")
         results = list(gradients)
         if not self.process_set.included():
@@ -125,7 +125,9 @@ class GradientReduction:
             of_group = self._reduce([results[i] for i in group], self._name(group, variables, use_generic_names))
             for i, gradient in zip(group, of_group, strict=True):
                 results[i] = gradient
-        if reduced and not tf.executing_eagerly():  # this code runs only once
+        if reduced and tf.executing_eagerly():
+            steps.mark()
+        elif reduced:  # this code runs only once
             results[reduced[0]] = _with_mark(results[reduced[0]])
         return results
 

@@ -204,7 +204,8 @@ def _steps_are_marked():
 
     def step(variables):
         with tf.GradientTape() as tape:
-            loss = sum(tf.reduce_sum(tf.gather(variable, [0]) * 2.0) for variable in variables)
+            used = [tf.gather(variable, [0]) if variable.shape.rank == 2 else variable for variable in variables]
+            loss = sum(tf.reduce_sum(each * 2.0) for each in used)
         for variable, gradient in zip(
             variables, hvd.DistributedGradientTape(tape).gradient(loss, variables), strict=True
         ):
@@ -215,7 +216,7 @@ def _steps_are_marked():
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             step(variables)
 
-    for variables in ([dense, table], [table]):  # the gradients of both are slices
+    for variables in ([dense, table], [table, dense]):  # the gradient of the table is slices
         for run, marked in ((step, 1), (tf.function(step), 1), (tf.function(steps), 3)):
             for _ in range(2):
                 before = metrics()

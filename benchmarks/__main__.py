@@ -166,7 +166,7 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)
     if "monitor" in parts:
         say("readers of the monitor, 2 ranks")
-        results["monitor"] = monitor.measure(2, rounds=args.rounds, seconds=0.5 if args.quick else 2.0)
+        results["monitor"] = monitor.measure(2, rounds=args.rounds, seconds=1.0 if args.quick else 2.0)
     if "hosts" in parts:
         if reason := hosts.missing():
             say(f"without hosts: {reason}")

@@ -35,6 +35,7 @@ PAIRS = 4
 """Pairs of windows in a round."""
 CONFIDENCE = 0.95
 _SETTLE_S = 0.5  # before each window: readers connect, and those of the window before are gone
+_SCRAPE_S = 1.0
 _SLOW_READ_S = 0.25
 _TIMEOUT_S = 10.0
 
@@ -42,7 +43,7 @@ Readers = Callable[[], AbstractContextManager[object]]
 
 
 class Window(NamedTuple):
-    """A window: its begin and its end, by the monotonic clock, which all processes of a host have in common.
+    """Start and end of a window, by the monotonic clock, which all processes of a host have in common.
 
     `processor`: the share of one processor that the launcher had.
     """
@@ -55,8 +56,8 @@ class Window(NamedTuple):
 class Pair(NamedTuple):
     """Step times of two adjacent windows, in seconds, those of the slowest rank; how much more processor it took."""
 
-    without: float
-    among: float
+    without_readers: float
+    with_readers: float
     more_processor: float
 
 
@@ -98,7 +99,7 @@ def scraping(port: int, token: str) -> Iterator[None]:
 
     def scrape() -> None:
         try:
-            while not over.wait(1.0):
+            while not over.wait(_SCRAPE_S):
                 read(port, token)
         except (OSError, driver.BenchmarkError) as error:
             failures.append(error)
@@ -117,7 +118,7 @@ def scraping(port: int, token: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def crowd(port: int, token: str) -> Iterator[None]:
-    """Scrape among readers that are idle, and others that are slow."""
+    """Scrape while other readers are idle or slow."""
     over = threading.Event()
 
     def dawdle(slow: Sequence[socket.socket]) -> None:
@@ -149,8 +150,8 @@ def alternate(
 ) -> list[tuple[Window, Window]]:
     """Have readers come and go; return pairs of windows of this length, without them and with them."""
 
-    def window(those: Readers) -> Window:
-        with those():
+    def window(present: Readers) -> Window:
+        with present():
             time.sleep(_SETTLE_S)
             begin, used = time.perf_counter(), processor_seconds()
             time.sleep(seconds)
@@ -160,10 +161,10 @@ def alternate(
     found = []
     for number in range(pairs):
         if number % 2 == 0:
-            without, among = window(contextlib.nullcontext), window(readers)
+            without_readers, with_readers = window(contextlib.nullcontext), window(readers)
         else:
-            among, without = window(readers), window(contextlib.nullcontext)
-        found.append((without, among))
+            with_readers, without_readers = window(readers), window(contextlib.nullcontext)
+        found.append((without_readers, with_readers))
     return found
 
 
@@ -216,15 +217,17 @@ class _Job:
             training = executor.submit(self._train)
             try:
                 windows = alternate(readers, pairs, seconds, self._group.processor_seconds)
+                time.sleep(_SETTLE_S)  # the step that the last window ends in is not the last one
             finally:
                 self._until.touch()
             ends = training.result()
         found = []
         for windows_of_pair in windows:
             times = [[step_seconds(of_rank, window) for of_rank in ends] for window in windows_of_pair]
-            without, among = (None if None in of_window else max(filter(None, of_window)) for of_window in times)
-            if without is not None and among is not None:
-                found.append(Pair(without, among, windows_of_pair[1].processor - windows_of_pair[0].processor))
+            slowest = [None if None in of_window else max(filter(None, of_window)) for of_window in times]
+            more_processor = windows_of_pair[1].processor - windows_of_pair[0].processor
+            if slowest[0] is not None and slowest[1] is not None:
+                found.append(Pair(slowest[0], slowest[1], more_processor))
         return found
 
 
@@ -234,17 +237,17 @@ def measure(size: int, *, rounds: int, seconds: float, model: str = MODEL) -> li
     Args:
         size: The number of ranks.
         rounds: How often :data:`PAIRS` pairs of windows are measured.
-        seconds: The length of a window.
+        seconds: The length of a window, at least that between two scrapes.
         model: What the ranks train.
     """
     token, port = secrets.token_hex(32), launch.free_port()
-    readers: dict[str, Readers] = {SCRAPED: lambda: scraping(port, token), CROWDED: lambda: crowd(port, token)}
-    found: dict[str, list[Pair]] = {name: [] for name in readers}
+    crowds: dict[str, Readers] = {SCRAPED: lambda: scraping(port, token), CROWDED: lambda: crowd(port, token)}
+    found: dict[str, list[Pair]] = {name: [] for name in crowds}
     with driver.started([launcher(token, port)], size) as (group,), tempfile.TemporaryDirectory() as folder:
         job = _Job(group, model, Path(folder))
         for _ in range(rounds):
-            for name, those in readers.items():
-                found[name] += job.measure(those, PAIRS, seconds)
+            for name, readers in crowds.items():
+                found[name] += job.measure(readers, PAIRS, seconds)
     return [row(name, size, model, pairs) for name, pairs in found.items()]
 
 
@@ -256,11 +259,11 @@ def row(readers: str, size: int, model: str, pairs: Sequence[Pair]) -> dict[str,
     """
     if not pairs:
         raise driver.BenchmarkError("no step lies in the windows: make them longer")
-    ratios = [each.among / each.without for each in pairs]
+    ratios = [each.with_readers / each.without_readers for each in pairs]
     return {
         **{"readers": readers, "np": size, "model": model, "pairs": list(pairs)},
-        **{"without": statistics.median(each.without for each in pairs)},
-        **{"seconds": statistics.median(each.among for each in pairs)},
+        **{"without": statistics.median(each.without_readers for each in pairs)},
+        **{"seconds": statistics.median(each.with_readers for each in pairs)},
         **{"more_processor": statistics.median(each.more_processor for each in pairs)},
         **{"ratio": statistics.median(ratios), "interval": median_interval(ratios)},
     }

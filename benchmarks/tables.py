@@ -273,7 +273,7 @@ def monitor(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    head = ["readers", "step without", "step among them", "x without", "95 % interval", "pairs", "of a processor"]
+    head = ["readers", "step without", "step with readers", "x without", "95 % interval", "pairs", "of a processor"]
     return table(head, lines)
 
 

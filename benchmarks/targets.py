@@ -44,7 +44,7 @@ HOSTS_SEALED = {"shaped": 1.03, "cable": 3.5}
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 # At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
 GPU_STEP, GPU_HOST = 1.02, 1.0
-# A step while the monitor is scraped each second, and among 220 idle and slow readers, in times of one without readers.
+# A step while the monitor is scraped each second, and with 220 idle and slow readers, in times of one without readers.
 # An interval of half this width is a result; and of one processor they may take so many percent.
 MONITOR = {"scraped": 1.005, "crowded": 1.005}
 MONITOR_RESOLUTION, MONITOR_PROCESSOR = 0.002, 0.5

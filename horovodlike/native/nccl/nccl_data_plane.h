@@ -85,7 +85,7 @@ class NcclDataPlane : public DataPlane {
   bool allows_nccl_ = true;
   TeamPtr team_;
   Stage stage_ = Stage::kAgree;
-  Batch staged_;  // the part of a batch that NCCL cannot reduce
+  Batch staged_;            // the part of a batch that NCCL cannot reduce
   bool is_staged_ = false;  // although the members use NCCL
 };
 

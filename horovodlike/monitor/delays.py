@@ -86,8 +86,8 @@ class Delays:
             received: When it arrived, by the monotonic clock of the monitor.
             collectives: The collectives.
         """
-        of_clock = self._offsets[clock] = self._offsets.pop(clock, None) or _Offset(received)
-        offset = of_clock.take(received - sent, received)
+        offset = self._offsets.setdefault(clock, _Offset(received)).take(received - sent, received)
+        self._offsets.move_to_end(clock)
         for number, kind, name, num_bytes, enqueued in collectives:
             if number <= self._evaluated:
                 continue

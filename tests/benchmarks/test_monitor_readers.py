@@ -30,7 +30,7 @@ def test_a_ratio_is_of_adjacent_windows() -> None:
     assert [(each.measured, each.passed) for each in targets.check(noisy) if each.measured and "step" in each.what] == [
         ("1.005 (1.0000 to 1.0100: the machine is too busy)", None)
     ]
-    assert "| one scrape a second        | 2 s          | 2 s             | 1.0000    |" in tables.monitor(rows)
+    assert "| one scrape a second        | 2 s          | 2 s               | 1.0000    |" in tables.monitor(rows)
     shares = [(each.measured, each.passed) for each in targets.check({"monitor": rows}) if "processor" in each.what]
     assert shares == [("0.1 %", True), ("0.1 %", True)]
     assert [each.passed for each in targets.check({}) if "onitor" in each.what] == [None] * 4

@@ -30,9 +30,11 @@ class EpochClock {
  public:
   explicit EpochClock(uint64_t offset) : offset_(offset) {}
   EpochClock() {
+    const uint64_t before = now_ns();
     timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
-    offset_ = static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec) - now_ns();
+    const uint64_t now = before + (now_ns() - before) / 2;
+    offset_ = static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec) - now;
   }
 
   uint64_t nanoseconds(uint64_t time) const { return time + offset_; }

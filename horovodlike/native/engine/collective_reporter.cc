@@ -46,8 +46,9 @@ void CollectiveReporter::begin(const Collective& collective) {
     negotiated += begun - enqueued;
   }
   flight_recorder_.begin(record);
-  timeline_.begin(collective.tensors, collective.number, begun);
-  profile_timeline_.begin(collective.tensors, collective.number, begun);
+  const int num_ranks = collective.team->size();
+  timeline_.begin(collective.tensors, collective.number, num_ranks, begun);
+  profile_timeline_.begin(collective.tensors, collective.number, num_ranks, begun);
   begun_at_ = begun;
   num_bytes_ = record.num_bytes;
   EngineCounters& counters = context_.counters;

@@ -28,8 +28,8 @@ class CollectiveReporter {
   explicit CollectiveReporter(EngineContext* context)
       : context_(*context),
         flight_recorder_(context->options.flight_recorder_size),
-        timeline_(context->options.rank),
-        profile_timeline_(context->options.rank) {}
+        timeline_(context->options.rank, context->options.size),
+        profile_timeline_(context->options.rank, context->options.size) {}
 
   const FlightRecorder& flight_recorder() const { return flight_recorder_; }
   Timeline& timeline() { return timeline_; }

@@ -34,10 +34,17 @@ std::string shape_of(const TensorSignature& tensor) {
   return "[" + text + "]";
 }
 
-std::string arguments_of(const Operation& operation, uint64_t number) {
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string arguments_of(const Operation& operation, uint64_t number, int num_ranks) {
   const Signature& signature = operation.signature;
-  std::string text =
-      "\"args\": {\"collective\": " + std::to_string(number) + ", \"bytes\": " + std::to_string(operation.total_bytes);
+  std::string text = "\"args\": {\"collective\": " + std::to_string(number) +
+                     ", \"ranks\": " + std::to_string(num_ranks) +
+                     ", \"bytes\": " + std::to_string(operation.total_bytes);
   if (signature.device != HVL_CPU) text += ", \"device\": \"gpu\"";
   if (!signature.tensors.empty()) {
     const TensorSignature& first = signature.tensors.front();
@@ -67,7 +74,8 @@ Status Timeline::start(const std::string& path, bool mark_cycles) {
     open_.clear();
     events_ = "[";
     add("{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": {\"name\": \"rank " + std::to_string(rank_) +
-        "\", \"rank\": " + std::to_string(rank_) + ", \"start_time_since_epoch_in_micros\": " +
+        "\", \"rank\": " + std::to_string(rank_) + ", \"size\": " + std::to_string(size_) +
+        ", \"host\": " + quoted(host_name()) + ", \"start_time_since_epoch_in_micros\": " +
         std::to_string(EpochClock().nanoseconds(started_) / kMicrosecond) + "}}");
   }
   sigset_t all, before;  // the thread inherits the mask: signals are for the framework's threads
@@ -96,7 +104,7 @@ void Timeline::stop() {
       "the timeline lacks " + std::to_string(num_dropped_) + " events: they came faster than they could be written");
 }
 
-void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now) {
+void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t number, int num_ranks, uint64_t now) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) return;
   if (mark_cycles_) {
@@ -108,7 +116,8 @@ void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t numb
     const std::string kind = upper_case(name_of(signature.kind));
     const int row = row_of(signature.name);
     add_span("\"name\": \"NEGOTIATE_" + kind + "\"", row, std::max(tensor->request->enqueued_at, started_), now);
-    open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(*tensor->request->operation, number), now});
+    open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(*tensor->request->operation, number, num_ranks),
+                     now});
   }
 }
 

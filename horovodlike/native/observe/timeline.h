@@ -20,7 +20,7 @@ namespace hvl {
 
 class Timeline {
  public:
-  explicit Timeline(int rank) : rank_(rank) {}
+  Timeline(int rank, int size) : rank_(rank), size_(size) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -30,9 +30,10 @@ class Timeline {
   // Any thread. Returns when all events are in the file.
   void stop();
 
-  // For the holder of the engine lock: a collective begins, and ends. `number`: its place in the log.
-  void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now) {
-    if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, now);
+  // For the holder of the engine lock: a collective begins, and ends. `number`: its place in the log; `num_ranks`: that
+  // take part in it.
+  void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, int num_ranks, uint64_t now) {
+    if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, num_ranks, now);
   }
   void end(uint64_t now) {
     if (is_on_.load(std::memory_order_relaxed)) add_end(now);
@@ -46,7 +47,7 @@ class Timeline {
     uint64_t begun = 0;
   };
 
-  void add_begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now);
+  void add_begin(const std::vector<NamedTensor*>& tensors, uint64_t number, int num_ranks, uint64_t now);
   void add_end(uint64_t now);
   // mutex_ is held.
   void end_open(uint64_t now);
@@ -59,6 +60,7 @@ class Timeline {
   void write(const std::string& events);
 
   const int rank_;
+  const int size_;
   std::atomic<bool> is_on_{false};
   std::mutex control_;  // start() and stop(); taken before mutex_
   std::thread writer_;  // guarded by control_

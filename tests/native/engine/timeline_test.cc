@@ -35,6 +35,8 @@ TEST(what_began_has_ended_in_a_file_that_is_whole) {
       CHECK_EQ(text.substr(text.size() - 3), "\n]\n");
       CHECK_EQ(check::count_of(text, "\"NEGOTIATE_ALLREDUCE\""), 5u);
       CHECK_EQ(check::count_of(text, "\"ALLREDUCE\""), 5u);
+      CHECK_EQ(check::count_of(text, "\"ranks\": 2, "), 5u);
+      CHECK_EQ(check::count_of(text, "\"rank\": 1, \"size\": 2, \"host\": \""), 1u);
       CHECK_EQ(check::count_of(text, "CYCLE_START"), round % 2 == 0 ? 5u : 0u);
     }
   });
@@ -43,7 +45,7 @@ TEST(what_began_has_ended_in_a_file_that_is_whole) {
 }
 
 TEST(a_file_that_cannot_be_written_is_an_error_and_leaves_no_timeline) {
-  Timeline timeline(0);
+  Timeline timeline(0, 1);
   const Status status = timeline.start("/nowhere/timeline.json", false);
   CHECK_HAS(status.message(), "/nowhere/timeline.json");
   timeline.stop();

@@ -414,6 +414,19 @@ class _ProfileOfSeconds(_Profile):
         if time.time() >= self._first + self._amount:
             self._act(self._finish, _State.RECORDING)
 
+    def _start(self) -> _State:
+        state = super()._start()
+        self._began = time.time()
+        return state
+
+    def _finish(self) -> _State:
+        ended = time.time()
+        state = super()._finish()
+        with self._lock:
+            if len(self._marks) < 2:  # no step is in it: mark the recording itself
+                self._first_step, self._marks = None, [self._began, ended]
+        return state
+
     def _is_past(self, first: float) -> bool:
         return time.time() >= first
 

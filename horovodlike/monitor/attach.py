@@ -219,14 +219,14 @@ class Attachments:
             described = self._collector.describe(connections[rank])
             if described is None:
                 raise _SessionError(f"rank {rank} has left the job while its profile was read")
-            marks = about["marks"]
+            first, marks = about["first_step"], about["marks"]
+            count = 0 if first is None else len(marks) - 1
             _send(
                 writer,
                 {
                     "rank": {
                         **{"rank": rank, "size": size, "host": described["host"], "pid": described["pid"]},
-                        **{"framework": about["framework"], "first_step": about["first_step"]},
-                        **{"steps": max(0, len(marks) - 1)},
+                        **{"framework": about["framework"], "first_step": first, "steps": count},
                         **{"marks": marks, "note": about["note"]},
                         "files": [f"rank{rank}.{name}" for name in about["sizes"]],
                     }

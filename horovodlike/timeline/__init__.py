@@ -3,7 +3,7 @@
 Every rank writes a file of its own, which is complete JSON at any time; ``python -m horovodlike.timeline`` merges the
 files of all ranks. Each tensor is a process of the trace, and each rank a thread in it. ``NEGOTIATE_ALLREDUCE`` lasts
 from the rank's request until the tensor's batch begins, and ``ALLREDUCE`` from then until the batch is done. An arrow
-leads from the request that came last to the collective on the other ranks, which waited for it.
+leads from the request that came last, and late, to the collective on the other ranks, which waited for it.
 
 A profile (``hvdrun --attach``) has such a timeline of some steps, and what the framework did in them, for each rank.
 :func:`merge_profile` makes one trace of it, and :func:`summarize` tells what took the time.
@@ -28,19 +28,14 @@ if TYPE_CHECKING:
     from horovodlike.timeline._report import summarize as summarize
 
 # Imported on first use: a job that writes a timeline needs none of it.
-_HOMES = {"files_of_job": "_merging", "merge": "_merging", "merge_files": "_merging"}
-_HOMES |= {"merge_profile": "_profile_trace", "summarize": "_report"}
+_NAMES = {
+    "_merging": ("files_of_job", "merge", "merge_files"),
+    "_profile_trace": ("merge_profile",),
+    "_report": ("summarize",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "files_of_job",
-    "merge",
-    "merge_files",
-    "merge_profile",
-    "path_of_rank",
-    "start_timeline",
-    "stop_timeline",
-    "summarize",
-]
+__all__ = ["path_of_rank", "start_timeline", "stop_timeline", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

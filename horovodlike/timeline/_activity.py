@@ -5,26 +5,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from horovodlike.timeline._batches import Event, nanoseconds
+from horovodlike.timeline._events import Event
 from horovodlike.timeline._intervals import Interval, union
 from horovodlike.timeline._profile import RankProfile
 from horovodlike.timeline._profile_trace import nested
 
 # PyTorch's categories of events that compute, on the processor and on a GPU.
 _COMPUTES = {"cpu_op", "kernel", "gpu_memcpy", "gpu_memset"}
-# Operators around others, in which a thread may also wait for a collective, and collectives themselves.
-_NOT_COMPUTING = re.compile(r"autograd::engine|Optimizer\.|horovodlike|c10d::|nccl", re.IGNORECASE)
+# Collectives, also those that the bindings have as autograd functions, which wait for one.
+_NOT_COMPUTING = re.compile(
+    r"horovodlike|c10d::|nccl|^(?:_Collective|_Alltoall|_Normalize|_Sum|_Gather|_Copy|_Split)(?:Backward)?$",
+    re.IGNORECASE,
+)
 
 
-@dataclass
-class Activity:
+class Activity(NamedTuple):
     """The work of a framework on one rank.
 
     Attributes:
-        computing: When an operator ran; None: the recording does not tell, as samples of stacks do not.
-        self_times: How long each operator ran, without the operators that it called.
+        computing: The time in which an operator that calls no other one ran; None: the recording does not tell, as
+            samples of stacks do not.
+        self_times: Time of each operator, without the operators that it called.
     """
 
     computing: list[Interval] | None
@@ -43,19 +46,8 @@ def activity_of(profile: RankProfile, window: Interval) -> Activity | None:
     self_times: Counter[str] = Counter()
     computing: list[Interval] = []
     for of_row in rows.values():
-        _add_row(nested(of_row, offset), window, self_times, computing, profile.framework == "torch")
+        _add_row(nested(of_row, offset), window, self_times, computing)
     return Activity(None if profile.framework == "stacks" else union(computing), self_times)
-
-
-def extent_of(profile: RankProfile) -> Interval:
-    """Return from when to when the framework was recorded; an empty interval: it was not."""
-    if profile.events_of_framework is None:
-        return 0, 0
-    events, offset = profile.events_of_framework()
-    times = [(nanoseconds(each["ts"]), nanoseconds(each["dur"])) for each in events if each["ph"] == "X"]
-    if not times:
-        return 0, 0
-    return min(begin for begin, _ in times) + offset, max(begin + length for begin, length in times) + offset
 
 
 def _add_row(
@@ -63,9 +55,8 @@ def _add_row(
     window: Interval,
     self_times: Counter[str],
     computing: list[Interval],
-    with_callers: bool,
 ) -> None:
-    """Add the slices of a thread. Without ``with_callers`` only those that call no others count as computing."""
+    """Add the slices of a thread. Only those that call no others compute: in others the thread may wait as well."""
     open_slices: dict[int, list[tuple[Interval, str, list[int]]]] = {}
 
     def close(stack: list[tuple[Interval, str, list[int]]]) -> None:
@@ -73,7 +64,7 @@ def _add_row(
         if interval[0] >= interval[1]:
             return
         self_times[name] += interval[1] - interval[0] - sum(within)
-        if (with_callers or not within) and not _NOT_COMPUTING.search(name):
+        if not within and not _NOT_COMPUTING.search(name):
             computing.append(interval)
 
     for row, event, interval in slices:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-Event = dict[str, Any]
-Number = int | float
+from horovodlike.timeline._events import Event, checked, is_time, to_ns
 
 START = "start_time_since_epoch_in_micros"
 NEGOTIATE = "NEGOTIATE_"
-CLIPPED = "older_than_timeline"
-encoded = json.JSONEncoder(ensure_ascii=False).encode
-"""An event as it is written. Perfetto reads no escapes of characters in all places."""
+LATE_NS = 1_000_000
+"""A rank that comes last is late if the first one waits for it this long; the same as in the engine's statistics."""
 
 _JOINED_NS = 2  # a negotiation ends where the collective begins, but for rounding
 _SLACK_NS = 1_000_000  # by which clocks may differ after they were aligned
@@ -25,16 +21,16 @@ class TensorRequest(NamedTuple):
     """A tensor of a batch.
 
     Attributes:
-        name: The tensor's.
-        at: When this rank requested the collective.
-        num_bytes: How many this rank gave to it; None: the timeline does not tell.
+        name: Name of the tensor.
+        at: Time of the request on this rank.
+        num_bytes: Bytes that this rank gave.
         negotiation: The event until the batch began; None: it is not in the timeline.
         reduction: The event in which the batch was carried out.
     """
 
     name: str
     at: int
-    num_bytes: int | None
+    num_bytes: int
     negotiation: Event | None
     reduction: Event
 
@@ -44,12 +40,13 @@ class RankBatch:
     """Tensors of one rank for which one collective is carried out.
 
     Attributes:
-        number: Counts the collectives of the job; the same on all ranks.
+        number: Place among the collectives of the job; the same on all ranks.
         kind: ``ALLREDUCE`` and so on.
-        begun: When this rank began to carry it out: all ranks had requested it then.
-        ended: When it was done.
-        on_gpu: Whether ``ended`` only says when it was given to the GPU.
-        clipped: Whether a request is older than the timeline, so that its time is not known.
+        begun: Time at which this rank began to carry it out: all ranks had requested it then.
+        ended: Time at which it was done.
+        num_ranks: Number of ranks that take part.
+        on_gpu: True if ``ended`` only says when it was given to the GPU.
+        clipped: True if a request is older than the timeline, so that its time is not known.
         requests: The tensors.
     """
 
@@ -57,29 +54,30 @@ class RankBatch:
     kind: str
     begun: int
     ended: int
+    num_ranks: int
     on_gpu: bool = False
     clipped: bool = False
     requests: list[TensorRequest] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[int, str, str]:
-        """Identify the batch on all ranks."""
-        return self.number, self.kind, self.requests[0].name
+    def key(self) -> tuple[int, str, str, int]:
+        """Identify the batch on all ranks; one of which a file lacks a tensor is another one."""
+        return self.number, self.kind, self.requests[0].name, len(self.requests)
 
     @property
     def first_request(self) -> int:
-        """When this rank requested the first tensor."""
+        """Time at which this rank requested the first tensor."""
         return min(request.at for request in self.requests)
 
     @property
     def ready(self) -> int:
-        """When this rank had requested all tensors."""
+        """Time at which this rank had requested all tensors."""
         return max(request.at for request in self.requests)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes this rank gave, as far as that is known."""
-        return sum(request.num_bytes or 0 for request in self.requests)
+        """Bytes that this rank gave."""
+        return sum(request.num_bytes for request in self.requests)
 
     @property
     def title(self) -> str:
@@ -87,155 +85,135 @@ class RankBatch:
         more = f" + {len(self.requests) - 1} more" if len(self.requests) > 1 else ""
         return f"{self.requests[0].name}{more}"
 
-    def shift(self, nanoseconds: int) -> None:
+    def shift(self, ns: int) -> None:
         """Correct the clock."""
-        self.begun += nanoseconds
-        self.ended += nanoseconds
-        self.requests = [request._replace(at=request.at + nanoseconds) for request in self.requests]
+        self.begun += ns
+        self.ended += ns
+        self.requests = [request._replace(at=request.at + ns) for request in self.requests]
 
 
-def load(path: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the content of a JSON file, with None for the numbers that JSON has no words for.
+class Timeline(NamedTuple):
+    """The timeline of a rank.
+
+    Attributes:
+        rank: The rank.
+        size: Number of ranks of the job.
+        host: Name of its host.
+        start: Time 0 of the events.
+        names: The tensors, by the processes that they are in the trace.
+        batches: The batches, in their order.
+        events: All events.
+    """
+
+    rank: int
+    size: int
+    host: str
+    start: int
+    names: dict[int, str]
+    batches: list[RankBatch]
+    events: list[Event]
+
+
+def timeline_of(content: object) -> Timeline:
+    """Return what the file of a rank's timeline tells.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no JSON, or a part of it is missing.
+        ValueError: It is not the timeline of a rank.
     """
-    try:
-        return json.loads(path.read_bytes(), parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{path} is damaged, or was not written to its end: {problem}") from problem
-
-
-def nanoseconds(microseconds: Number) -> int:
-    """Convert the times of events."""
-    return round(microseconds * 1000)
-
-
-def microseconds(nanoseconds: int) -> float:
-    """Convert to the times of events, which are exact to the nanosecond for some weeks from zero on."""
-    return nanoseconds / 1000
-
-
-def checked(events: object) -> list[Event]:
-    """Return the events of a trace.
-
-    Raises:
-        ValueError: They are none, or one lacks its time.
-    """
-    if not isinstance(events, list):
-        raise ValueError("it has no list of events: it is no trace")
+    events = checked(content)
     for number, event in enumerate(events):
-        if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
-            raise ValueError(f"event {number} has no phase (ph): it is no trace")
-        timed = ("ts", "dur") if event["ph"] == "X" else () if event["ph"] == "M" else ("ts",)
-        for key in timed:
-            if isinstance(event.get(key), bool) or not isinstance(event.get(key), Number):
-                raise ValueError(f"event {number} has no number as its {key}")
-    return events
-
-
-def checked_timeline(events: object) -> list[Event]:
-    """Return the events of a timeline, of one rank or merged.
-
-    Raises:
-        ValueError: They are not the events of one.
-    """
-    for number, event in enumerate(found := checked(events)):
         is_row = isinstance(event.get("pid"), int) and (event["ph"] == "M" or isinstance(event.get("tid"), int))
-        if not is_row or not isinstance(event.get("name"), str) or not isinstance(event.get("args", {}), dict):
+        if not is_row or "name" not in event:
             raise ValueError(f"event {number} is not one of a timeline of horovodlike")
-    start_of(found)
-    return found
+    head = next((event["args"] for event in events if event["ph"] == "M" and START in event.get("args", {})), None)
+    if head is None or not is_time(head[START]):
+        raise ValueError("it does not say when it began, so it is not a timeline of horovodlike")
+    rank, size, host = (head.get(key) for key in ("rank", "size", "host"))
+    if not isinstance(rank, int) or not isinstance(size, int) or not isinstance(host, str) or not 0 <= rank < size:
+        raise ValueError(
+            "it is not the timeline of one rank: give the files of which it was merged; or another version of "
+            "horovodlike has written it"
+        )
+    start = to_ns(head[START])
+    names = {
+        event["pid"]: str(event.get("args", {}).get("name")) for event in events if event["name"] == "process_name"
+    }
+    return Timeline(rank, size, host, start, names, _batches(events, start, names), events)
 
 
-def start_of(events: Sequence[Event]) -> int:
-    """Return when a timeline began, in µs since the epoch.
+def check_one_job(ranks: Iterable[tuple[int, int]]) -> None:
+    """Check that files, of which each has a rank and a size, can be those of one job.
 
     Raises:
-        ValueError: It does not say.
+        ValueError: They cannot.
     """
-    for event in events:
-        if event["ph"] == "M" and isinstance(start := event.get("args", {}).get(START), Number):
-            return int(start)
-    raise ValueError("it does not say when it began: it is no timeline of horovodlike")
+    found = [*ranks]
+    if len({size for _, size in found}) > 1 or len({rank for rank, _ in found}) < len(found):
+        described = ", ".join(f"rank {rank} of {size}" for rank, size in found)
+        raise ValueError(f"there are files of several jobs, remove those of earlier ones: {described}")
 
 
-def names_of(events: Iterable[Event]) -> dict[int, str]:
-    """Return the tensors, by the processes that they are in the trace."""
-    return {event["pid"]: str(event["args"].get("name")) for event in events if event["name"] == "process_name"}
-
-
-def batches_of(events: Sequence[Event]) -> dict[int, list[RankBatch]]:
-    """Return the batches of each rank, in their order, from a timeline of one rank or a merged one."""
-    start = start_of(events) * 1000
-    names = names_of(events)
-    ranks: dict[tuple[int, int], int] = {
-        (event["pid"], event["tid"]): event["args"]["rank"]
-        for event in events
-        if event["name"] == "thread_name" and "rank" in event["args"]
-    }
-    waiting: dict[tuple[int, int], Event] = {}
-    batches: dict[int, dict[int, RankBatch]] = {}
-    for event in events:
+def _batches(events: Sequence[Event], start: int, names: Mapping[int, str]) -> list[RankBatch]:
+    waiting: dict[int, Event] = {}
+    batches: dict[int, RankBatch] = {}
+    for place, event in enumerate(events):
         if event["ph"] != "X":
             continue
-        tid: int = event["tid"]
-        rank = ranks.get((event["pid"], tid), tid)
-        row = event["pid"], rank
+        row: int = event["pid"]
         if event["name"].startswith(NEGOTIATE):
             waiting[row] = event
             continue
-        arguments = event.get("args", {})
-        if not isinstance(number := arguments.get("collective"), int):
-            continue
-        begun = start + nanoseconds(event["ts"])
+        arguments: dict[str, Any] = event.get("args", {})
+        if not all(isinstance(arguments.get(key), int) for key in ("collective", "ranks", "bytes")):
+            raise ValueError(f"event {place} lacks something of its collective: another version has written it")
+        number: int = arguments["collective"]
+        begun = start + to_ns(event["ts"])
         negotiation = waiting.pop(row, None)
         at = begun
         if negotiation is not None:
-            at = start + nanoseconds(negotiation["ts"])
-            if abs(at + nanoseconds(negotiation["dur"]) - begun) > _JOINED_NS:  # that of an event that was dropped
+            at = start + to_ns(negotiation["ts"])
+            if abs(at + to_ns(negotiation["dur"]) - begun) > _JOINED_NS:  # that of an event that was dropped
                 negotiation, at = None, begun
-        batch = batches.setdefault(rank, {}).get(number)
+        batch = batches.get(number)
         if batch is None:
-            ended = begun + nanoseconds(event["dur"])
-            batch = RankBatch(number, event["name"], begun, ended, arguments.get("device") == "gpu")
-            batches[rank][number] = batch
-        if negotiation is None or negotiation["ts"] <= 0 or CLIPPED in negotiation.get("args", {}):
+            ended = begun + to_ns(event["dur"])
+            batch = RankBatch(number, event["name"], begun, ended, arguments["ranks"], arguments.get("device") == "gpu")
+            batches[number] = batch
+        if negotiation is None or negotiation["ts"] <= 0:
             batch.clipped = True
-        num_bytes = arguments.get("bytes")
-        known = num_bytes if isinstance(num_bytes, int) else None
-        batch.requests.append(TensorRequest(names.get(event["pid"], "?"), at, known, negotiation, event))
-    return {rank: list(found.values()) for rank, found in batches.items()}
+        batch.requests.append(TensorRequest(names.get(row, "?"), at, arguments["bytes"], negotiation, event))
+    return [*batches.values()]
 
 
-def matched(ranks: Mapping[int, Sequence[RankBatch]], size: int) -> list[dict[int, RankBatch]]:
-    """Return the batches of which all is known, each by the ranks that took part in it.
+class Match(NamedTuple):
+    """A batch of which all is known.
 
-    A rank without a batch may have taken no part in it, or its timeline may have begun later or ended earlier: then the
-    rank that came last is not known, and the batch is left out. So is one of which the times contradict each other, as
-    with a file that an earlier job has left.
-
-    Args:
-        ranks: The batches of each rank.
-        size: The number of ranks of the job.
+    Attributes:
+        members: The batch on each rank that took part.
+        last: The rank that came last.
+        is_late: True if the others waited for it for ``LATE_NS`` or longer.
     """
-    if len(ranks) < size or not all(ranks.values()):
-        return []
-    spans = {rank: (batches[0].number, batches[-1].number) for rank, batches in ranks.items()}
-    starts, ends = sorted(first for first, _ in spans.values()), sorted(last for _, last in spans.values())
-    found: dict[tuple[int, str, str], dict[int, RankBatch]] = {}
+
+    members: dict[int, RankBatch]
+    last: int
+    is_late: bool
+
+
+def matched(ranks: Mapping[int, Sequence[RankBatch]]) -> list[Match]:
+    """Return the batches that all ranks that took part have recorded in whole.
+
+    One of which the times contradict each other is left out, as with a file that an earlier job has left.
+    """
+    found: dict[tuple[int, str, str, int], dict[int, RankBatch]] = {}
     for rank, batches in ranks.items():
         for batch in batches:
             found.setdefault(batch.key, {})[rank] = batch
-    known = []
-    for (number, _, _), members in found.items():
-        in_all = starts[-1] <= number <= ends[0]
-        if not in_all and not all(rank in members or spans[rank][0] < number < spans[rank][1] for rank in spans):
+    matches = []
+    for members in found.values():
+        ready = {rank: batch.ready for rank, batch in members.items()}
+        last = max(ready, key=lambda rank: ready[rank])
+        if any(batch.clipped or batch.num_ranks != len(members) for batch in members.values()):
             continue
-        each = members.values()
-        if any(batch.clipped for batch in each):
-            continue
-        if max(batch.ready for batch in each) <= min(batch.begun for batch in each) + _SLACK_NS:
-            known.append(members)
-    return known
+        if ready[last] <= min(batch.begun for batch in members.values()) + _SLACK_NS:
+            matches.append(Match(members, last, ready[last] - min(ready.values()) >= LATE_NS))
+    return matches

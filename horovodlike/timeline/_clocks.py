@@ -8,7 +8,7 @@ A difference within the bounds may be none: only where zero is out of them the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from horovodlike.timeline._batches import RankBatch
@@ -16,7 +16,7 @@ from horovodlike.timeline._batches import RankBatch
 _CERTAIN_NS = 100_000  # what reading a clock may cost while the host is busy
 _NEVER = 1 << 62
 
-Key = tuple[int, str, str]
+Key = tuple[int, str, str, int]
 
 
 class _Times(NamedTuple):
@@ -39,24 +39,25 @@ class _Times(NamedTuple):
         return _Times(self.last_request + by, self.first_begun + by, self.last_begun + by, self.first_ended + by)
 
 
-def corrections(ranks: Mapping[int, Sequence[RankBatch]], clocks: Mapping[int, object]) -> dict[int, int]:
-    """Return what to add to the times of each rank, so that they are by the clock of the first one.
+def corrections(ranks: Iterable[tuple[str, Sequence[RankBatch]]]) -> dict[str, int | None]:
+    """Return what to add to the times of each host, so that they are by the clock of the first one.
 
-    Each clock is compared with all before it, so the result contradicts no pair of them, and the time is linear.
+    None: the batches contradict each other, as they do if a clock was set meanwhile, so it is not known. Each clock is
+    compared with all before it, so the result contradicts no pair of them, and the time is linear.
 
     Args:
-        ranks: The batches of each rank.
-        clocks: The clock of each rank; ranks of one host have the same.
+        ranks: The host of each rank, whose clock it reads, and its batches.
     """
-    by_clock: dict[object, dict[Key, _Times]] = {}
-    for rank, batches in ranks.items():
-        _add(by_clock.setdefault(clocks[rank], {}), _times(batches))
-    found: dict[object, int] = {}
+    by_host: dict[str, dict[Key, _Times]] = {}
+    for host, batches in ranks:
+        _add(by_host.setdefault(host, {}), _times(batches))
+    found: dict[str, int | None] = {}
     aligned: dict[Key, _Times] = {}
-    for clock, times in by_clock.items():
-        found[clock] = correction = _correction(aligned, times)
-        _add(aligned, {key: each.shifted(correction) for key, each in times.items()})
-    return {rank: found[clocks[rank]] for rank in ranks}
+    for host, times in by_host.items():
+        found[host] = correction = _correction(aligned, times)
+        if correction is not None:
+            _add(aligned, {key: each.shifted(correction) for key, each in times.items()})
+    return found
 
 
 def _add(all_times: dict[Key, _Times], times: Mapping[Key, _Times]) -> None:
@@ -77,14 +78,15 @@ def _times(batches: Sequence[RankBatch]) -> dict[Key, _Times]:
     return found
 
 
-def _correction(aligned: Mapping[Key, _Times], times: Mapping[Key, _Times]) -> int:
+def _correction(aligned: Mapping[Key, _Times], times: Mapping[Key, _Times]) -> int | None:
     least, most = -_NEVER, _NEVER
     for key, here in times.items():
         there = aligned.get(key)
         if there is not None:
             least = max(least, there.last_request - here.first_begun, there.last_begun - here.first_ended)
             most = min(most, there.first_begun - here.last_request, there.first_ended - here.last_begun)
-    contradict = least > most + _CERTAIN_NS
-    if contradict or (least <= _CERTAIN_NS and most >= -_CERTAIN_NS):
+    if least > most + _CERTAIN_NS:
+        return None
+    if least <= _CERTAIN_NS and most >= -_CERTAIN_NS:
         return 0
     return (least + most) // 2

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from heapq import heappush, heapreplace
 from itertools import count
 from pathlib import Path
 from typing import IO
 
-from horovodlike.timeline._arrows import Slice, arrow
-from horovodlike.timeline._batches import (
-    NEGOTIATE,
-    Event,
-    RankBatch,
-    TensorRequest,
-    encoded,
-    matched,
-    microseconds,
-    nanoseconds,
-)
+from horovodlike.timeline._batches import NEGOTIATE, Match, RankBatch, matched
+from horovodlike.timeline._events import Event, Slice, arrow, encoded, first_free, named, replaced, to_ns, to_us
 from horovodlike.timeline._intervals import Interval
-from horovodlike.timeline._merging import named
-from horovodlike.timeline._profile import COLLECTIVE, KEY, NEGOTIATION, STEP, VERSION, RankProfile, read_profile
+from horovodlike.timeline._profile import RankProfile, read_profile
 
 _BEFORE_NS = 60_000_000_000  # the trace counts from here on, so that what was recorded before the first step has a time
 _ROUNDING_NS = 1000  # by which a slice may exceed the one that it is in; it is cut
@@ -37,8 +24,8 @@ def merge_profile(folder: Path) -> Path:
 
     Each rank is a process, with a row for its steps, a row for the batches of collectives, rows for their negotiation,
     and those of its framework. Clocks of hosts are aligned where collectives prove that they differ. An arrow leads
-    from the rank that requested a batch last to the batch on each other rank. A trace that exists is replaced once the
-    new one is complete.
+    from the rank that requested a batch last, and late, to the batch on each other rank. A trace that exists is
+    replaced once the new one is complete.
 
     Args:
         folder: What ``hvdrun --attach PID profile`` has written. A rank may lack its timeline or its trace.
@@ -48,48 +35,38 @@ def merge_profile(folder: Path) -> Path:
 
     Raises:
         OSError: A file cannot be read or written.
-        ValueError: The folder is no profile, or a file in it is damaged; the message names the file.
+        ValueError: The folder is not a profile, or a file in it is damaged; the message names the file.
     """
     ranks = read_profile(folder)
     output = folder / "trace.json"
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", errors="replace", dir=folder, prefix=".trace.", delete=False
-    ) as file:
-        try:
-            _Writer(file, folder, ranks).write()
-            file.close()
-            os.chmod(file.name, (folder / f"rank{ranks[0].rank}.json").stat().st_mode & 0o777)
-            os.replace(file.name, output)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with replaced(output) as file:
+        _Writer(file, ranks).write()
     return output
 
 
 class _Writer:
     """Writes the trace rank by rank, since the events of all ranks together may be too much for the memory."""
 
-    def __init__(self, file: IO[str], folder: Path, ranks: list[RankProfile]) -> None:
+    def __init__(self, file: IO[str], ranks: list[RankProfile]) -> None:
         self._file = file
-        self._folder = folder
         self._ranks = ranks
         self._numbers = count(1)  # of processes, threads and flows: none is used twice
         known = [*(mark for each in ranks for mark in each.marks[:1])]
         known += [batch.first_request for each in ranks for batch in (each.batches or ())[:1]]
         self._origin = min(known, default=0) - _BEFORE_NS
-        self._places: dict[tuple[int, int], tuple[Slice, Slice | None]] = {}  # by rank and number of the collective
-        self._about: list[dict[str, object]] = []
+        self._collectives: dict[tuple[int, int], Slice] = {}  # by rank and number of the collective
+        self._negotiations: dict[tuple[int, int], Slice] = {}
         self._is_first = True
 
     def write(self) -> None:
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for each in self._ranks:
             self._add(self._events_of(each))
-        batches = {each.rank: each.batches for each in self._ranks if each.batches}
-        for members in matched(batches, self._ranks[0].size):
-            self._add(self._arrows(members))
-        about = {"version": VERSION, "origin_ns": self._origin, "ranks": self._about}
-        self._file.write(f'\n], "{KEY}": {encoded(about)}}}\n')
+        known = {each.rank: each.batches or () for each in self._ranks if each.correction is not None}
+        for match in matched(known):
+            if match.is_late:
+                self._add(self._arrows(match))
+        self._file.write("\n]}\n")
 
     def _add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -105,22 +82,9 @@ class _Writer:
             yield from self._steps(profile, process)
         if profile.batches:
             yield from self._communication(profile, process)
-        processes = [process]
         if profile.events_of_framework is not None:
-            try:
-                events, offset = profile.events_of_framework()
-                yield from self._framework(profile, events, offset - self._origin, processes)
-            except (KeyError, TypeError, AttributeError) as problem:
-                path = self._folder / f"rank{profile.rank}.trace.json"
-                raise ValueError(f"{path} has an event that is none: {problem!r}") from problem
-        self._about.append(
-            {
-                **{key: getattr(profile, key) for key in ("rank", "size", "host", "pid", "framework", "first_step")},
-                "correction": profile.correction,
-                "has_timeline": profile.batches is not None,
-                "processes": processes,
-            }
-        )
+            events, offset = profile.events_of_framework()
+            yield from self._framework(profile, events, offset - self._origin, process)
 
     def _thread(self, process: int, name: str) -> tuple[int, Iterator[Event]]:
         thread = next(self._numbers)
@@ -129,7 +93,7 @@ class _Writer:
 
     def _slice(self, name: str, category: str, row: tuple[int, int], interval: Interval, **arguments: object) -> Event:
         begin, end = interval[0] - self._origin, interval[1] - self._origin
-        times = {"ts": microseconds(begin), "dur": microseconds(end - begin)}
+        times = {"ts": to_us(begin), "dur": to_us(end - begin)}
         return {"ph": "X", "name": name, "cat": category, "pid": row[0], "tid": row[1], **times, "args": arguments}
 
     def _steps(self, profile: RankProfile, process: int) -> Iterator[Event]:
@@ -138,7 +102,7 @@ class _Writer:
         marks = profile.marks
         for number, interval in enumerate(zip(marks, marks[1:], strict=False)):
             title = "recorded" if profile.first_step is None else f"step {profile.first_step + number}"
-            yield self._slice(title, STEP, (process, thread), interval)
+            yield self._slice(title, "step", (process, thread), interval)
 
     def _communication(self, profile: RankProfile, process: int) -> Iterator[Event]:
         thread, names = self._thread(process, "collectives")
@@ -148,70 +112,73 @@ class _Writer:
             arguments: dict[str, object] = {"collective": batch.number, "bytes": batch.num_bytes}
             if batch.on_gpu:
                 arguments["device"] = "gpu"
-            if batch.clipped:
-                arguments["clipped"] = True
-            arguments["tensors"] = {request.name: _details(request, batch) for request in batch.requests}
+            arguments["tensors"] = {
+                request.name: {"bytes": request.num_bytes, "waited_us": to_us(batch.begun - request.at)}
+                for request in batch.requests
+            }
             interval = batch.begun, batch.ended
-            yield self._slice(f"{batch.kind} {batch.title}", COLLECTIVE, (process, thread), interval, **arguments)
-            self._places[profile.rank, batch.number] = self._place(process, thread, interval), None
-        yield from self._negotiations(
+            title = f"{batch.kind} {batch.title}"
+            yield self._slice(title, "collective", (process, thread), interval, **arguments)
+            self._collectives[profile.rank, batch.number] = self._place(process, thread, interval)
+        yield from self._negotiation(
             profile.rank, [each for each in batches if each.first_request < each.begun], process
         )
 
-    def _negotiations(self, rank: int, batches: list[RankBatch], process: int) -> Iterator[Event]:
+    def _negotiation(self, rank: int, batches: list[RankBatch], process: int) -> Iterator[Event]:
         """Yield a slice from the first request of each batch to its begin, in as few rows as possible."""
-        free: list[tuple[int, int]] = []  # the end of the last slice in each row, and its thread
+        ends: list[int] = []
+        threads: list[int] = []
         for batch in sorted(batches, key=lambda batch: batch.first_request):
             interval = batch.first_request, batch.begun
-            if free and free[0][0] <= interval[0]:
-                thread = free[0][1]
-                heapreplace(free, (interval[1], thread))
-            else:
-                thread, names = self._thread(process, "negotiation" + (f" {len(free) + 1}" if free else ""))
+            row = first_free(ends, *interval)
+            if row == len(threads):
+                thread, names = self._thread(process, "negotiation" + (f" {row + 1}" if row else ""))
+                threads.append(thread)
                 yield from names
-                heappush(free, (interval[1], thread))
-            title, row = f"{NEGOTIATE}{batch.kind} {batch.title}", (process, thread)
-            yield self._slice(title, NEGOTIATION, row, interval, collective=batch.number)
-            collective, _ = self._places[rank, batch.number]
-            self._places[rank, batch.number] = collective, self._place(process, thread, interval)
+            title, place = f"{NEGOTIATE}{batch.kind} {batch.title}", (process, threads[row])
+            yield self._slice(title, "negotiation", place, interval, collective=batch.number)
+            self._negotiations[rank, batch.number] = self._place(*place, interval)
 
     def _place(self, process: int, thread: int, interval: Interval) -> Slice:
         return Slice(process, thread, interval[0] - self._origin, interval[1] - self._origin)
 
-    def _arrows(self, members: dict[int, RankBatch]) -> Iterator[Event]:
-        last = max(members, key=lambda rank: members[rank].ready)
-        number, at = members[last].number, members[last].ready - self._origin
-        _, source = self._places[last, number]
-        for rank in members:
-            if rank != last and source is not None:
-                yield from arrow(self._numbers, f"rank {last} was last", source, at, self._places[rank, number][0])
+    def _arrows(self, match: Match) -> Iterator[Event]:
+        batch = match.members[match.last]
+        source = self._negotiations.get((match.last, batch.number))
+        if source is None:
+            return
+        for rank in match.members:
+            if rank != match.last:
+                name, target = f"rank {match.last} was last", self._collectives[rank, batch.number]
+                yield from arrow(self._numbers, name, source, batch.ready - self._origin, target)
 
-    def _framework(
-        self, profile: RankProfile, events: list[Event], shift: int, processes: list[int]
-    ) -> Iterator[Event]:
+    def _framework(self, profile: RankProfile, events: list[Event], shift: int, process: int) -> Iterator[Event]:
         """Yield the framework's events with processes, threads and flows of their own numbers."""
-        names = {(each["pid"], each.get("tid")): each["args"] for each in events if each.get("name") == "thread_name"}
-        titles = {each["pid"]: each["args"] for each in events if each.get("name") == "process_name"}
-        titles |= {
-            each["pid"]: {"name": each["args"]["labels"]} for each in events if each.get("name") == "process_labels"
-        }
-        used = Counter(each["pid"] for each in events if each["ph"] != "M" and _is_shown(each))
+        titles: dict[object, str] = {}
+        names: dict[tuple[object, object], str] = {}
+        for event in events:
+            about = event.get("args", {})
+            if event.get("name") == "thread_name":
+                names[event.get("pid"), event.get("tid")] = str(about.get("name"))
+            elif title := about.get("labels") or event.get("name") == "process_name" and about.get("name"):
+                titles[event.get("pid")] = str(title)
+        shown = (each.get("pid") for each in events if each["ph"] != "M")
+        used = Counter(pid for pid in shown if pid not in _PSEUDO_PROCESSES)
         main = profile.pid if profile.pid in used else max(used, key=lambda pid: used[pid], default=None)
-        numbers = {main: processes[0]}
+        numbers = {main: process}
         for pid in used:
             if pid not in numbers:
                 numbers[pid] = next(self._numbers)
-                processes.append(numbers[pid])
-                title = f"rank {profile.rank} \u00b7 {titles.get(pid, {}).get('name', pid)}"
+                title = f"rank {profile.rank} \u00b7 {titles.get(pid, pid)}"
                 yield named("process_name", numbers[pid], name=title)
                 yield named("process_sort_index", numbers[pid], sort_index=profile.rank)
         ids: dict[tuple[object, object], int] = {}
         rows: dict[tuple[object, object], list[Event]] = {}
         for event in events:
-            if event["ph"] != "M" and _is_shown(event):
-                rows.setdefault((event["pid"], event.get("tid")), []).append(event)
+            if event["ph"] != "M" and event.get("pid") in used:
+                rows.setdefault((event.get("pid"), event.get("tid")), []).append(event)
         for (pid, tid), of_row in rows.items():
-            name = str(names.get((pid, tid), {}).get("name", f"thread {tid}"))
+            name = names.get((pid, tid), f"thread {tid}")
             yield from self._framework_row(of_row, name, numbers[pid], shift, ids)
 
     def _framework_row(
@@ -225,7 +192,7 @@ class _Writer:
                 yield from names
                 threads.append(thread)
             begin, end = interval
-            times = {"ts": microseconds(begin), "dur": microseconds(end - begin)}
+            times = {"ts": to_us(begin), "dur": to_us(end - begin)}
             yield self._with_ids({**event, "pid": process, "tid": threads[row], **times}, ids)
         if not threads:
             thread, names = self._thread(process, name)
@@ -233,7 +200,7 @@ class _Writer:
             threads.append(thread)
         for event in events:
             if event["ph"] != "X":
-                time = {"ts": microseconds(nanoseconds(event["ts"]) + shift)}
+                time = {"ts": to_us(to_ns(event["ts"]) + shift)}
                 yield self._with_ids({**event, "pid": process, "tid": threads[0], **time}, ids)
 
     def _with_ids(self, event: Event, ids: dict[tuple[object, object], int]) -> Event:
@@ -246,25 +213,16 @@ class _Writer:
         return event
 
 
-def _is_shown(event: Event) -> bool:
-    return event.get("pid", "") not in _PSEUDO_PROCESSES
-
-
-def _details(request: TensorRequest, batch: RankBatch) -> dict[str, object]:
-    known = {} if request.num_bytes is None else {"bytes": request.num_bytes}
-    return {**known, "waited_us": microseconds(batch.begun - request.at)}
-
-
 def nested(slices: list[Event], shift: int) -> Iterator[tuple[int, Event, Interval]]:
     """Yield the row of each slice of a thread, the slice, and from when to when it lasts in ns, so that rows nest.
 
     A row nests if any two slices in it are apart, or one is within the other: a viewer drops others. Nearly all are in
-    row 0; one that overlaps others there gets a row behind it.
+    row 0; one that overlaps others there gets a row behind it. Where there are too many rows, slices are shortened.
     """
     timed = []
     for each in slices:
-        begin = nanoseconds(each["ts"]) + shift
-        timed.append((begin, -max(0, nanoseconds(each["dur"])), each))
+        begin = to_ns(each["ts"]) + shift
+        timed.append((begin, -max(0, to_ns(each["dur"])), each))
     timed.sort(key=lambda each: each[:2])
     rows: list[list[int]] = [[]]  # the ends of the slices that have begun
     for begin, negative, event in timed:

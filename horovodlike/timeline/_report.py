@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import mean
 
 from horovodlike.timeline._advice import advice
-from horovodlike.timeline._batches import Event, batches_of, checked_timeline, load
-from horovodlike.timeline._clocks import corrections
-from horovodlike.timeline._merging import files_of_job, read_timeline
-from horovodlike.timeline._profile import RankProfile, read_merged, read_profile
-from horovodlike.timeline._summary import SMALL_BYTES, Late, RankTimes, Summary, TensorCost, summary_of
+from horovodlike.timeline._batches import Timeline, timeline_of
+from horovodlike.timeline._events import read
+from horovodlike.timeline._merging import files_of_job
+from horovodlike.timeline._profile import RankProfile, align, read_profile
+from horovodlike.timeline._summary import SMALL_BYTES, Late, RankTimes, Summary, summary_of
 
 _WIDTH = 100
 _MOST_ROWS = 8
@@ -24,45 +24,37 @@ def summarize(path: Path) -> str:
     """Tell what took the time, and what to try.
 
     Args:
-        path: The folder of a profile, the trace that was made of one, or a timeline: the file of rank 0, beside which
-            those of the other ranks are looked for, or a merged one.
+        path: The folder of a profile, or a timeline: the file of rank 0, beside which those of the other ranks are
+            looked for.
 
     Returns:
         Some tables with aligned columns, in lines of about a hundred characters. The table of ranks is the first.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: It is none of these, or damaged, or has nothing in it; the message names the file.
+        ValueError: It is neither, or damaged, or has nothing in it; the message names the file.
     """
-    profiles = read_profile(path) if path.is_dir() else _read_file(path)
-    summary = summary_of(profiles) if profiles else None
-    if summary is None or not any(begin < end for begin, end in (each.window for each in summary.ranks)):
-        raise ValueError(f"{path} has no steps, no collectives and no operators: there is nothing to tell")
+    summary = summary_of(read_profile(path) if path.is_dir() else _read_timelines(path))
+    if not any(begin < end for begin, end in (each.window for each in summary.ranks)):
+        raise ValueError(f"{path} has neither steps nor collectives: there is nothing to tell")
     return "\n".join(_lines(summary))
 
 
-def _read_file(path: Path) -> list[RankProfile]:
-    content = load(path)
+def _read_timelines(path: Path) -> list[RankProfile]:
+    others = [each for each in files_of_job(path) if each != path]
+    timelines = [read(path, _timeline_of), *(read(each, timeline_of) for each in others)]
+    profiles = [RankProfile(each.rank, each.size, each.host, batches=each.batches) for each in timelines]
     try:
-        if isinstance(content, dict):
-            return read_merged(content)
-        events = checked_timeline(content)
+        align(profiles)
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from problem
-    others = [each for each in files_of_job(path) if each != path]
-    return _of_timelines([events, *map(read_timeline, others)])
+    return sorted(profiles, key=lambda each: each.rank)
 
 
-def _of_timelines(timelines: Sequence[list[Event]]) -> list[RankProfile]:
-    batches = {rank: found for events in timelines for rank, found in batches_of(events).items()}
-    shifts = corrections(batches, {rank: rank for rank in batches})
-    size = max([len(timelines), *(rank + 1 for rank in batches)])
-    profiles = []
-    for rank in sorted(batches):
-        for batch in batches[rank]:
-            batch.shift(shifts[rank])
-        profiles.append(RankProfile(rank, size, "", 0, batches=batches[rank], correction=shifts[rank]))
-    return profiles
+def _timeline_of(content: object) -> Timeline:
+    if isinstance(content, dict):
+        raise ValueError("it is not a timeline: of a profile, give the folder")
+    return timeline_of(content)
 
 
 def _lines(summary: Summary) -> list[str]:
@@ -81,17 +73,26 @@ def _head(summary: Summary) -> str:
     profiles = [each.profile for each in summary.ranks]
     first, size = profiles[0], profiles[0].size
     text = f"{len(profiles)} of {size} ranks" if len(profiles) < size else f"{size} rank{'s' * (size > 1)}"
-    if summary.hosts > 1:
-        text += f" on {summary.hosts} hosts"
+    if (num_hosts := len({*summary.hosts.values()})) > 1:
+        text += f" on {num_hosts} hosts"
     if first.framework:
         text += f", {first.framework}"
     if summary.num_steps and first.first_step is not None:
         text += f", steps {first.first_step} to {first.first_step + summary.num_steps - 1}"
     else:
         text += f", {max(each.duration for each in summary.ranks) / 1e9:.3f} s; no steps are marked"
-    corrected = {each.host or f"rank {each.rank}": each.correction for each in profiles if each.correction}
-    clocks = [f"{name} {correction / 1e6:+.3f} ms" for name, correction in corrected.items()]
-    return text + (f"\nclocks corrected: {', '.join(clocks[:_MOST_ROWS])}" if clocks else "")
+    clocks = {each.host: each.correction for each in profiles}
+    known = [f"{host} {clock / 1e6:+.3f} ms" for host, clock in clocks.items() if clock]
+    unknown = [host for host, clock in clocks.items() if clock is None]
+    if known:
+        text += f"\nclocks corrected: {_few(known)}"
+    if unknown:
+        text += f"\nnot known: by how much the clocks of {_few(unknown)} differ, so nor who waited for whom there"
+    return text
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_ROWS]) + (", ..." if len(names) > _MOST_ROWS else "")
 
 
 def _ranks(summary: Summary) -> list[str]:
@@ -102,20 +103,24 @@ def _ranks(summary: Summary) -> list[str]:
     lines = _table(rows, left=(1,))
     if len(summary.ranks) > _MOST_RANKS:
         lines.append(f"... and {len(summary.ranks) - _MOST_RANKS} more ranks")
-    if all(each.hidden is not None for each in summary.ranks):
+    if summary.has_operators:
         lines.append(
             "hidden: in collectives while operators compute (a part of computing); exposed: in collectives only;"
         )
         lines.append("waiting: for a rank that was late, with nothing to compute; other: Python, input, idle")
     else:
-        lines.append(
-            "exposed: in collectives; waiting: for a rank that was late; computing: the rest. No operators were"
-        )
-        lines.append("recorded, so what of the collectives they hide is not known.")
+        lines.append("No operators were recorded, so what ranks compute during collectives is not known. exposed: in")
+        lines.append("collectives; waiting: for a rank that was late, at most; computing: the rest")
     if not summary.is_complete:
         lines.append(
-            "Not all ranks have a timeline: waiting includes all of the negotiation, and who was last is unknown."
+            "Of some batches a rank was not recorded: waiting includes all of their negotiation, and who was last is"
         )
+        lines.append("not known.")
+    if summary.on_gpu:
+        lines.append(
+            "On GPUs it is not known when a collective is done: hidden and exposed are too small, other too large,"
+        )
+        lines.append("and nothing is said of the speed of collectives.")
     return lines
 
 
@@ -130,7 +135,7 @@ def _rank(times: RankTimes, has_steps: bool) -> list[str]:
     else:
         steps = ["-"] * 3
     parts = (times.computing, times.hidden, times.exposed, times.waiting, times.other)
-    return [str(times.profile.rank), times.profile.host or "-", *steps, *map(share, parts)]
+    return [str(times.profile.rank), times.profile.host, *steps, *map(share, parts)]
 
 
 def _late(summary: Summary) -> list[str]:
@@ -156,26 +161,23 @@ def _batches(summary: Summary) -> list[str]:
         return []
     tensors = sum(len(batch.requests) for batch, _ in summary.batches)
     small = sum(batch.num_bytes < SMALL_BYTES for batch, _ in summary.batches)
-    text = (
+    lines = [
         f"Batches: {count / max(1, summary.num_steps):.1f}{_a_step(summary)}, of {tensors / count:.1f} tensors each; "
-    )
-    text += (
         f"median size {_size(round(summary.typical_bytes))}, {100 * small / count:.0f} % below {SMALL_BYTES >> 10} KiB"
-    )
-    return [text]
+    ]
+    if summary.num_bytes and summary.reduction_time and not summary.on_gpu:
+        lines[0] += f"; {summary.num_bytes / summary.reduction_time:.2f} GB/s"
+    return lines
 
 
 def _tensors(summary: Summary) -> list[str]:
+    if summary.on_gpu:
+        return []
     costs = sorted(summary.tensors.items(), key=lambda each: -each[1].time)
-    rows = [["tensor", "bytes", "batches", f"ms{_a_step(summary)}", "GB/s of its batches"]]
+    rows = [["tensor", "bytes", "batches", f"ms{_a_step(summary)}"]]
     for name, cost in costs[:_MOST_ROWS]:
-        size = "-" if cost.num_bytes is None else _size(cost.num_bytes)
-        rows.append([_name(name), size, str(cost.count), f"{summary.per_step(cost.time):.3f}", _rate(cost)])
+        rows.append([_name(name), _size(cost.num_bytes), str(cost.count), f"{summary.per_step(cost.time):.3f}"])
     return _table(rows, left=(0,)) if len(rows) > 1 else []
-
-
-def _rate(cost: TensorCost) -> str:
-    return f"{cost.rate_bytes / cost.rate_time:.2f}" if cost.rate_time and cost.rate_bytes else "-"
 
 
 def _operators(summary: Summary) -> list[str]:

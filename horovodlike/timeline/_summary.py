@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from horovodlike.timeline._activity import Activity, activity_of, extent_of
-from horovodlike.timeline._batches import RankBatch, matched
+from horovodlike.timeline._activity import Activity, activity_of
+from horovodlike.timeline._batches import Match, RankBatch, matched
 from horovodlike.timeline._intervals import Interval, common, total, union, without
 from horovodlike.timeline._profile import RankProfile
 
 SMALL_BYTES = 64 << 10
 """A batch that is smaller takes about as long as an empty one."""
-LATE_NS = 1_000_000
-"""A rank is late for a batch if the others wait for it this long."""
 
 
 @dataclass
@@ -23,16 +21,17 @@ class RankTimes:
     """The shares of the time of one rank.
 
     Attributes:
-        profile: Of the rank.
-        window: From its first mark to its last one; without marks, from its first request to its last batch; without
-            batches, all that was recorded.
-        steps: How long each step took.
-        computing: In which operators ran, also while a collective did; where no operators were recorded, in which no
-            collective waited or ran.
-        hidden: In which a collective ran beside operators; None: not known.
-        exposed: In which a collective ran, or was negotiated by ranks that were all ready, and no operator did.
-        waiting: In which the rank waited for another one, and no operator ran.
-        other: In which nothing of that happened; None: not known.
+        profile: The profile of the rank.
+        window: From its first mark to its last one; without marks, from its first request to its last batch.
+        steps: Duration of each step.
+        computing: Time in which operators ran, also while a collective did; where no operators were recorded, the time
+            without ``waiting`` and ``exposed``.
+        hidden: Time in which a collective ran beside operators; None: not known.
+        exposed: Time in which a collective ran, or was negotiated by ranks that were all ready, and no operator did;
+            where no operators were recorded, in which a collective ran.
+        waiting: Time in which the rank waited for another one, and no operator ran; where no operators were recorded,
+            it may have computed meanwhile.
+        other: The rest; None: not known.
     """
 
     profile: RankProfile
@@ -54,11 +53,9 @@ class RankTimes:
 class TensorCost:
     """The part of the collectives that a tensor takes: that of its bytes in each batch."""
 
-    num_bytes: int | None = None
+    num_bytes: int = 0
     count: int = 0
     time: float = 0
-    rate_bytes: int = 0
-    rate_time: int = 0
 
 
 @dataclass
@@ -66,8 +63,8 @@ class Late:
     """A rank for which others waited.
 
     Attributes:
-        batches: For how many it came last, and was late.
-        waits: How long each other rank waited for it, while it had nothing else to do.
+        batches: Number of batches for which it came last, and was late.
+        waits: Time that each other rank waited for it, while it had nothing else to do.
     """
 
     batches: int = 0
@@ -79,21 +76,21 @@ class Summary:
     """The numbers. What is of a step is an average over the ranks.
 
     Attributes:
-        ranks: Of each rank.
-        num_steps: How many steps there were; 0: they are not marked.
-        is_complete: Whether all ranks of the job were recorded, so that the rank that came last is known.
+        ranks: The times of each rank.
+        num_steps: Number of steps; 0: they are not marked.
         batches: One of each batch of the job, with its shortest duration: that on a rank that waited for no other.
-        num_matched: The number of batches of which is known which rank came last.
-        tensors: By name.
-        late: By rank.
-        self_times: How long operators ran, on all ranks together.
+        num_matched: Number of batches of which is known which rank came last.
+        is_complete: True if that is known of all batches.
+        tensors: The cost of each tensor, by name.
+        late: The ranks that were waited for.
+        self_times: Time of each operator, on all ranks together.
     """
 
     ranks: list[RankTimes]
     num_steps: int
-    is_complete: bool
     batches: list[tuple[RankBatch, int]]
     num_matched: int
+    is_complete: bool
     tensors: dict[str, TensorCost]
     late: dict[int, Late]
     self_times: Counter[str]
@@ -102,9 +99,29 @@ class Summary:
         """Return a part of the ranks' time: 0 to 1."""
         return sum(getattr(each, part) or 0 for each in self.ranks) / sum(each.duration for each in self.ranks)
 
-    def per_step(self, nanoseconds: float) -> float:
+    def per_step(self, ns: float) -> float:
         """Return ms in each step; or in all, if steps are not marked."""
-        return nanoseconds / 1e6 / max(1, self.num_steps)
+        return ns / 1e6 / max(1, self.num_steps)
+
+    @property
+    def has_operators(self) -> bool:
+        """True if the operators of all ranks were recorded."""
+        return all(each.hidden is not None for each in self.ranks)
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the ends of batches are not known, since the engine only gives them to a GPU."""
+        return any(batch.on_gpu for batch, _ in self.batches)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a rank gave, in all batches."""
+        return sum(batch.num_bytes for batch, _ in self.batches)
+
+    @property
+    def reduction_time(self) -> int:
+        """Duration of all batches."""
+        return sum(duration for _, duration in self.batches)
 
     @property
     def typical_bytes(self) -> float:
@@ -112,25 +129,27 @@ class Summary:
         return median(batch.num_bytes for batch, _ in self.batches) if self.batches else 0
 
     @property
-    def hosts(self) -> int:
-        """How many hosts there are; 0: not known."""
-        return len({each.profile.host for each in self.ranks} - {""})
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {each.profile.rank: each.profile.host for each in self.ranks}
 
 
 def summary_of(profiles: Sequence[RankProfile]) -> Summary:
     """Return the numbers on some ranks, whose clocks are aligned."""
-    size = profiles[0].size
-    everything = {each.rank: each.batches for each in profiles if each.batches}
     windows = {each.rank: _window(each) for each in profiles}
-    batches = {each.rank: _within(each.batches, windows[each.rank]) for each in profiles if each.batches}
-    seen = {(rank, batch.number) for rank, of_rank in batches.items() for batch in of_rank}
-    groups = [
-        members
-        for members in matched(everything, size)
-        if any((rank, batch.number) in seen for rank, batch in members.items())
-    ]
-    known = {(rank, batch.number): members for members in groups for rank, batch in members.items()}
+    batches = {each.rank: _within(each.batches or (), windows[each.rank]) for each in profiles}
+    # Batches at the edge of the window may be in it on some ranks only.
+    known = {
+        (rank, batch.number): match
+        for match in matched({each.rank: each.batches or () for each in profiles if each.correction is not None})
+        for rank, batch in match.members.items()
+    }
+    in_window = [(rank, batch.number) for rank, of_rank in batches.items() for batch in of_rank]
+    matches = {known[key].members[known[key].last].key: known[key] for key in in_window if key in known}
     late: dict[int, Late] = {}
+    for match in matches.values():
+        if match.is_late:
+            late.setdefault(match.last, Late()).batches += 1
     self_times: Counter[str] = Counter()
     ranks = []
     for profile in profiles:
@@ -138,23 +157,20 @@ def summary_of(profiles: Sequence[RankProfile]) -> Summary:
         activity = activity_of(profile, times.window)
         if activity is not None:
             self_times += activity.self_times
-        _share_out(times, activity, batches.get(profile.rank, []), known, late)
+        for last, lost in _split(times, activity, batches[profile.rank], known).items():
+            late.setdefault(last, Late()).waits[profile.rank] = lost
         ranks.append(times)
-    for members in groups:
-        last, is_late = _last(members)
-        if is_late:
-            late.setdefault(last, Late()).batches += 1
-    once = _once(batches)
+    fastest = _fastest_of_each(batches)
     num_steps = max(len(each.steps) for each in ranks)
-    is_complete = len(everything) == size
-    return Summary(ranks, num_steps, is_complete, once, len(groups), _tensors(once), late, self_times)
+    is_complete = all(key in known for key in in_window)
+    return Summary(ranks, num_steps, fastest, len(matches), is_complete, _tensors(fastest), late, self_times)
 
 
 def _window(profile: RankProfile) -> Interval:
     if len(profile.marks) > 1:
         return profile.marks[0], profile.marks[-1]
     if not profile.batches:
-        return extent_of(profile)
+        return 0, 0
     return min(each.first_request for each in profile.batches), max(each.ended for each in profile.batches)
 
 
@@ -168,55 +184,47 @@ def _within(batches: Sequence[RankBatch], window: Interval) -> list[RankBatch]:
     return [batch for batch in batches if batch.ended > window[0] and batch.first_request < window[1]]
 
 
-def _last(members: Mapping[int, RankBatch]) -> tuple[int, bool]:
-    """Return the rank that came last, and whether it was late by that."""
-    last = max(members, key=lambda rank: members[rank].ready)
-    before = max((batch.ready for rank, batch in members.items() if rank != last), default=members[last].ready)
-    return last, members[last].ready - before >= LATE_NS
-
-
-def _share_out(
+def _split(
     times: RankTimes,
     activity: Activity | None,
     batches: Sequence[RankBatch],
-    known: Mapping[tuple[int, int], Mapping[int, RankBatch]],
-    late: dict[int, Late],
-) -> None:
+    known: Mapping[tuple[int, int], Match],
+) -> dict[int, int]:
+    """Split the time of a rank into its parts; return for how long it waited for each other one."""
     rank = times.profile.rank
     waits: dict[int | None, list[Interval]] = {}
     negotiated = []
     for batch in batches:
-        members = known.get((rank, batch.number))
-        if members is None:  # nothing tells which rank was last: all of the negotiation counts as waiting
+        match = known.get((rank, batch.number))
+        if match is None:  # nothing tells which rank was last: all of the negotiation counts as waiting
             waits.setdefault(None, []).append((batch.ready, batch.begun))
             continue
-        last = max(members, key=lambda each: members[each].ready)
-        if last != rank:
-            waits.setdefault(last, []).append((batch.ready, members[last].ready))
-        negotiated.append((max(batch.ready, members[last].ready), batch.begun))
+        all_ready = match.members[match.last].ready
+        if match.last != rank:
+            waits.setdefault(match.last, []).append((batch.ready, all_ready))
+        negotiated.append((all_ready, batch.begun))
     window = [times.window]
+    length = total(window)
     carried_out = common(union((batch.begun, batch.ended) for batch in batches), window)
     waiting = common(union(interval for each in waits.values() for interval in each), window)
     negotiating = without(common(union(negotiated), window), waiting)
     computing = None if activity is None else activity.computing
-    busy = union([*carried_out, *(computing or ())])
-    idle = without(window, busy)
-    for cause, intervals in waits.items():
-        lost = total(common(union(intervals), idle))
-        if cause is not None and lost:
-            late.setdefault(cause, Late()).waits[rank] = lost
+    idle = without(window, union([*carried_out, *(computing or ())]))
     times.waiting = total(common(waiting, idle))
-    times.exposed = total(without(carried_out, computing or [])) + total(common(negotiating, idle))
+    times.exposed = total(without(carried_out, computing or []))
     if computing is None:
-        times.computing = times.window[1] - times.window[0] - times.waiting - times.exposed
-        return
-    times.computing = total(computing)
-    times.hidden = total(common(carried_out, computing))
-    times.other = times.window[1] - times.window[0] - times.computing - times.waiting - times.exposed
+        times.computing = length - times.waiting - times.exposed
+    else:
+        times.exposed += total(common(negotiating, idle))
+        times.computing = total(computing)
+        times.hidden = total(common(carried_out, computing))
+        times.other = length - times.computing - times.waiting - times.exposed
+    lost = {last: total(common(union(intervals), idle)) for last, intervals in waits.items() if last is not None}
+    return {last: time for last, time in lost.items() if time}
 
 
-def _once(batches: Mapping[int, Sequence[RankBatch]]) -> list[tuple[RankBatch, int]]:
-    shortest: dict[tuple[int, str, str], tuple[RankBatch, int]] = {}
+def _fastest_of_each(batches: Mapping[int, Sequence[RankBatch]]) -> list[tuple[RankBatch, int]]:
+    shortest: dict[tuple[int, str, str, int], tuple[RankBatch, int]] = {}
     for of_rank in batches.values():
         for batch in of_rank:
             before = shortest.get(batch.key)
@@ -232,11 +240,7 @@ def _tensors(batches: Sequence[tuple[RankBatch, int]]) -> dict[str, TensorCost]:
         num_bytes = batch.num_bytes
         for request in batch.requests:
             cost = found.setdefault(request.name, TensorCost())
-            share = (request.num_bytes or 0) / num_bytes if num_bytes else 1 / len(batch.requests)
+            cost.num_bytes = request.num_bytes
             cost.count += 1
-            cost.time += duration * share
-            if request.num_bytes is not None:
-                cost.num_bytes = request.num_bytes
-                cost.rate_bytes += num_bytes
-                cost.rate_time += duration
+            cost.time += duration * (request.num_bytes / num_bytes if num_bytes else 1 / len(batch.requests))
     return found

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.profiles import MS, STEP, MadeJob
+from support.profiles import EPOCH, MS, STEP, MadeJob
 
-from horovodlike.timeline import merge_profile, path_of_rank, summarize
+from horovodlike.timeline import path_of_rank, summarize
+from horovodlike.timeline._advice import advice
+from horovodlike.timeline._profile import read_profile
+from horovodlike.timeline._summary import summary_of
 
 
 def _table(text: str, head: str) -> dict[str, list[str]]:
@@ -19,7 +22,7 @@ def _table(text: str, head: str) -> dict[str, list[str]]:
     first = next(number for number, line in enumerate(lines) if line.lstrip().startswith(head))
     rows = {}
     for line in lines[first + 1 :]:
-        if not line or line.startswith(("hidden", "exposed")):
+        if not line or line.startswith(("hidden", "No operators")):
             break
         name, *cells = line.replace(" %", "%").split()
         rows[name] = cells
@@ -33,16 +36,17 @@ def _write(job: MadeJob, folder: Path) -> str:
 def test_shares_of_time(tmp_path: Path) -> None:
     text = _write(MadeJob(["a", "a"], delays={1: 20 * MS}), tmp_path)
     assert text.splitlines()[0] == "2 ranks, torch, steps 1204 to 1207"
-    # 40 ms of computing and 5 ms of communicating in a step of 100 ms; the other rank computes 20 ms longer.
+    # An operator of 20 ms, which calls no other one, and 5 ms of communicating in a step of 100 ms; the other rank
+    # comes 20 ms later.
     assert _table(text, "rank  host") == {
-        "0": ["a", "100.0", "100.0", "100.0", "40%", "0%", "5%", "20%", "35%"],
-        "1": ["a", "100.0", "100.0", "100.0", "60%", "0%", "5%", "0%", "35%"],
+        "0": ["a", "100.0", "100.0", "100.0", "20%", "0%", "5%", "20%", "55%"],
+        "1": ["a", "100.0", "100.0", "100.0", "20%", "0%", "5%", "0%", "75%"],
     }
     assert _table(text, "late rank") == {"1": ["4", "of", "4", "20.00", "20.00", "ms", "by", "rank", "0"]}
     assert "Rank 1 holds up the others" in text and "docs/users/monitor.md" in text
-    assert "Batches: 1.0 a step, of 3.0 tensors each; median size 3.0 KiB, 100 % below 64 KiB" in text
+    assert "Batches: 1.0 a step, of 3.0 tensors each; median size 3.0 KiB, 100 % below 64 KiB; 0.00 GB/s" in text
     # A third of 5 ms each.
-    assert _table(text, "tensor")["grad.1"] == ["1.0", "KiB", "4", "1.667", "0.00"]
+    assert _table(text, "tensor")["grad.1"] == ["1.0", "KiB", "4", "1.667"]
     # 40 and 60 ms of it, less the 20 ms of the operator within.
     assert _table(text, "self time of") == {"aten::linear": ["30.000", "30.0%"], "aten::mm": ["20.000", "20.0%"]}
 
@@ -53,20 +57,65 @@ def test_what_computation_hides(tmp_path: Path) -> None:
     for rank in range(2):
         trace = job.trace(rank)
         for step in range(job.num_steps):  # begins with the batch, and ends 1 ms before it
-            begin = job.begun(step) - job.begun(0) + 40_000 + 20 + 50
-            ends = {"ts": step * STEP / 1000 + 40_070, "dur": 4000}
-            assert begin >= 40_070
-            trace["traceEvents"].append({"ph": "X", "cat": "cpu_op", "name": "next", "pid": 77, "tid": 5, **ends})
+            begin = (job.begun(step) - EPOCH) / 1000
+            events = trace["traceEvents"]
+            events.append({"ph": "X", "cat": "cpu_op", "name": "next", "pid": 77, "tid": 5, "ts": begin, "dur": 4000})
         (tmp_path / f"rank{rank}.trace.json").write_text(json.dumps(trace))
     rows = _table(summarize(tmp_path), "rank  host")
-    assert rows["0"][4:] == ["44%", "4%", "1%", "0%", "55%"]
+    assert rows["0"][4:] == ["24%", "4%", "1%", "0%", "75%"]
 
 
-def test_the_trace_of_a_profile_tells_the_same_as_its_folder(tmp_path: Path) -> None:
-    job = MadeJob(["a", "b", "b"], delays={2: 9 * MS}, offsets={"b": 500 * MS}, skipped={1: (1, 0)})
-    text = _write(job, tmp_path)
-    assert summarize(merge_profile(tmp_path)) == text
-    assert "clocks corrected: b -" in text
+@pytest.mark.parametrize("name", ["SyncBatchNorm", "_Collective", "_AlltoallBackward", "horovodlike::allreduce"])
+def test_an_operator_that_waits_for_a_collective_does_not_compute(tmp_path: Path, name: str) -> None:
+    job = MadeJob(["a", "a"], delays={1: 20 * MS})
+    job.write(tmp_path)
+    for rank in range(2):
+        trace = job.trace(rank)
+        for step in range(job.num_steps):  # from the request to the end of the batch
+            event = {"ph": "X", "cat": "cpu_op", "pid": 77, "tid": 5, "ts": step * STEP / 1000 + 40_000}
+            trace["traceEvents"].append({**event, "name": name, "dur": 26_000})
+            if name == "SyncBatchNorm":
+                trace["traceEvents"].append({**event, "name": "aten::empty", "dur": 0.0})
+                trace["traceEvents"].append({**event, "name": "aten::add", "dur": 10.0})
+        (tmp_path / f"rank{rank}.trace.json").write_text(json.dumps(trace))
+    assert _table(summarize(tmp_path), "rank  host")["0"][4:] == ["20%", "0%", "5%", "20%", "55%"]
+
+
+def test_two_late_ranks(tmp_path: Path) -> None:
+    text = _write(MadeJob(["a"] * 4, delays={2: 20 * MS, 3: 20 * MS + MS // 2}), tmp_path)
+    # Ranks 0 and 1 wait 20.5 ms, and rank 2 the half of one.
+    row = ["4", "of", "4", f"{(2 * 20.5 + 0.5) / 3:.2f}", "20.50", "ms", "by", "rank", "0"]
+    assert _table(text, "late rank") == {"3": row}
+    assert "Rank 3 holds up the others" in text
+
+
+def test_a_host_that_holds_up_the_others(tmp_path: Path) -> None:
+    job = MadeJob(["a", "a", "b", "b"], delays={2: 20 * MS, 3: 20 * MS})
+    job.write(tmp_path)
+    for rank in range(4):
+        events = job.timeline(rank)
+        for event in events:  # its ranks are last in turn
+            if event["ph"] == "X" and event["name"].startswith("NEGOTIATE") and rank == 2 + event["ts"] // 100_000 % 2:
+                event["ts"] += 10
+                event["dur"] -= 10
+        (tmp_path / f"rank{rank}.timeline.json").write_text(json.dumps(events))
+    text = " ".join(summarize(tmp_path).split())
+    assert "1. The ranks of host b hold up the others" in text and "in turn" not in text
+
+
+def test_gpus_have_no_rates(tmp_path: Path) -> None:
+    job = MadeJob(["a", "a"], delays={1: 20 * MS})
+    job.write(tmp_path)
+    for rank in range(2):
+        events = job.timeline(rank)
+        for event in events:
+            if "collective" in event.get("args", {}):
+                event["args"]["device"] = "gpu"
+        (tmp_path / f"rank{rank}.timeline.json").write_text(json.dumps(events))
+    text = summarize(tmp_path)
+    assert "On GPUs it is not known when a collective is done" in text
+    assert "GB/s" not in text and "grad.1" not in text and "\n2. " not in text
+    assert "Rank 1 holds up the others" in text
 
 
 def test_samples_of_stacks_do_not_tell_what_computes(tmp_path: Path) -> None:
@@ -80,7 +129,7 @@ def test_some_ranks_only(tmp_path: Path) -> None:
     text = summarize(job.write(tmp_path, [0, 1]))
     assert text.startswith("2 of 4 ranks, torch")
     assert _table(text, "rank  host")["0"][7] == "10%" and "late rank" not in text
-    assert "Not all ranks have a timeline" in text
+    assert "Of some batches a rank was not recorded" in text
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:
@@ -103,14 +152,19 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     assert _table(summarize(tmp_path), "rank  host")["0"][4:] == ["0%", "0%", "0%", "0%", "100%"]
 
 
-def test_neither_steps_nor_collectives(tmp_path: Path) -> None:
+def test_a_recording_without_steps(tmp_path: Path) -> None:
     job = MadeJob(["a"], framework="stacks")
     job.write(tmp_path)
     (tmp_path / "rank0.timeline.json").unlink()
-    (tmp_path / "rank0.json").write_text(json.dumps({**job.about(0), "marks": [], "first_step": None}))
+    about = {**job.about(0), "marks": [EPOCH / 1e9, EPOCH / 1e9 + 0.34], "first_step": None}
+    (tmp_path / "rank0.json").write_text(json.dumps(about))
     text = summarize(tmp_path)
     assert text.startswith("1 rank, stacks, 0.340 s; no steps are marked")
     assert _table(text, "self time of")["aten::linear"] == ["80.000", "23.5%"]
+    (tmp_path / "rank0.json").write_text(json.dumps({**about, "marks": []}))
+    with pytest.raises(ValueError, match="neither steps nor collectives") as caught:
+        summarize(tmp_path)
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_timelines(tmp_path: Path) -> None:
@@ -123,12 +177,23 @@ def test_timelines(tmp_path: Path) -> None:
     # From the first request to the end of the last batch: 3 steps, 20 ms of waiting in each of 4, and 5 ms of reducing.
     whole = 3 * 100 + 20 + 0.07 + 5
     waits = f"{100 * 4 * 20 / whole:.0f}%"
-    assert _table(text, "rank  host")["0"] == ["-", f"{whole:.1f}", *("69%", "-", "6%", waits, "-")]
-    command = [sys.executable, "-m", "horovodlike.timeline"]
-    for words in ([str(path)], ["summary", str(tmp_path / "timeline.merged.json")]):
-        done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-    assert done.stdout == text + "\n"
+    assert _table(text, "rank  host")["0"] == ["a", f"{whole:.1f}", *("69%", "-", "6%", waits, "-")]
+    assert "Rank 1 holds up the others: ranks wait for others at most" in " ".join(text.split())
+    assert "compute nothing" not in text
+    command = [sys.executable, "-m", "horovodlike.timeline", "summary", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout == text + "\n"
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_timelines_of_which_one_is_missing(tmp_path: Path, missing: int) -> None:
+    job = MadeJob(["a"] * 3, delays={1: 20 * MS})
+    paths = {rank: path_of_rank(tmp_path / "timeline.json", rank) for rank in range(3) if rank != missing}
+    for rank, path in paths.items():
+        path.write_text(json.dumps(job.timeline(rank)))
+    text = summarize(paths[min(paths)])
+    assert "late rank" not in text and "holds up" not in text
+    assert text.startswith("2 of 3 ranks" if missing else "1 of 3 ranks")
 
 
 def test_nothing_is_suggested_without_a_reason(tmp_path: Path) -> None:
@@ -152,13 +217,13 @@ def test_suggestions_for_small_batches_for_input_and_for_taking_turns(tmp_path: 
             late = 3000 if number % 2 == rank else 0
             row = {"ph": "X", "pid": 1, "tid": rank}
             events.append({**row, "name": "NEGOTIATE_ALLREDUCE", "ts": at + late, "dur": 3050 - late})
-            arguments = {"collective": number + 1, "bytes": 4}
+            arguments = {"collective": number + 1, "ranks": 2, "bytes": 4}
             events.append({**row, "name": "ALLREDUCE", "args": arguments, "ts": at + 3050, "dur": 6000.0})
         (tmp_path / f"rank{rank}.timeline.json").write_text(json.dumps(events))
+    assert len(advice(summary_of(read_profile(tmp_path)))) == 3
     text = " ".join(summarize(tmp_path).split())
-    assert "1. In 30 % of the time ranks are in collectives" in text and "HOROVODLIKE_OVERLAP=always" in text
+    assert "In 30 % of the time ranks are in collectives" in text and "HOROVODLIKE_OVERLAP=always" in text
     assert "5 batches a step are smaller than 64 KiB" in text and "HOROVODLIKE_CYCLE_TIME=1" in text
-    assert "4." not in text.partition("late rank")[0].partition("What to try")[2]
 
 
 @pytest.mark.parametrize(
@@ -166,13 +231,7 @@ def test_suggestions_for_small_batches_for_input_and_for_taking_turns(tmp_path: 
     [
         ("[", "damaged"),
         ("3", "no list of events"),
-        ("{}", "was not made of a profile by this version"),
-        ('{"horovodlike": {"version": 2}, "traceEvents": []}', "was not made of a profile by this version"),
-        ('{"horovodlike": {"version": 1, "ranks": [{}]}, "traceEvents": []}', "lacks something"),
-        (
-            '{"horovodlike": {"version": 1, "ranks": [], "origin_ns": 0}, "traceEvents": []}',
-            "no steps, no collectives and no operators",
-        ),
+        ('{"traceEvents": []}', "of a profile, give the folder"),
         ("[]", "does not say when it began"),
     ],
 )

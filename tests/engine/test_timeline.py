@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -65,7 +66,10 @@ def test_each_rank_writes_the_events_that_horovod_names(
         assert all(span["tid"] == rank and span["dur"] >= 0 for span in spans)
         assert spans[0]["ts"] + spans[0]["dur"] == pytest.approx(spans[1]["ts"], abs=0.01)
         assert (spans[1]["args"]["dtype"], spans[1]["args"]["shape"]) == ("float32", "[2, 3]")
-        assert spans[1]["args"]["bytes"] == 24 and "device" not in spans[1]["args"]
+        assert (spans[1]["args"]["bytes"], spans[1]["args"]["ranks"]) == (24, 2)
+        assert (events[0]["args"]["rank"], events[0]["args"]["size"]) == (rank, 2)
+        assert events[0]["args"]["host"] == socket.gethostname()
+        assert "device" not in spans[1]["args"]
         others = [event["name"] for event in events if event["pid"] == _row(events, 'a "quoted" name')]
         assert others[-2:] == ["NEGOTIATE_ALLGATHER", "ALLGATHER"]
         assert ("CYCLE_START" in {event["name"] for event in events}) is mark_cycles
@@ -105,17 +109,20 @@ def test_one_command_merges_the_files_of_all_ranks(ranks: Callable[[int], RankPo
     assert "of 3 files" in done.stdout
     merged = _events(tmp_path / "timeline.merged.json")
     spans = [event for event in merged if event["name"] == "ALLREDUCE" and event["pid"] == _row(merged, "gradients")]
-    assert {span["tid"] for span in spans} == {0, 1, 2}
-    numbers = {tuple(span["args"]["collective"] for span in spans if span["tid"] == rank) for rank in range(3)}
+    assert {span["tid"] % 3 for span in spans} == {0, 1, 2}
+    numbers = {tuple(span["args"]["collective"] for span in spans if span["tid"] % 3 == rank) for rank in range(3)}
     assert len(numbers) == 1
     # A collective is under way on all ranks at some time.
     for number in next(iter(numbers)):
         same = [span for span in spans if span["args"]["collective"] == number]
         assert max(span["ts"] for span in same) <= min(span["ts"] + span["dur"] for span in same) + 1000
     threads = {event["args"]["name"] for event in merged if event["name"] == "thread_name"}
-    assert threads == {"rank 0", "rank 1", "rank 2"}
+    # A slice may end after the next request of its tensor, which then is in a row behind: "rank 0 (2)".
+    assert {name.partition(" (")[0] for name in threads} == {"rank 0", "rank 1", "rank 2"}
     check_trace(merged)
-    assert "gradients" in summarize(path) and summarize(path) == summarize(tmp_path / "timeline.merged.json")
+    assert "gradients" in summarize(path)
+    with pytest.raises(ValueError, match="give the files of which it was merged"):
+        summarize(tmp_path / "timeline.merged.json")
 
 
 def _come_late(path: str) -> None:
@@ -145,39 +152,88 @@ def test_an_arrow_leads_from_the_last_request_to_the_collective_on_each_other_ra
     assert (source["name"], source["tid"], target["tid"], target["pid"]) == ("rank 1 was last", 1, 0, row)
     spans = {(span["name"], span["tid"]): span for span in merged if span["ph"] == "X" and span["pid"] == row}
     assert source["ts"] == spans["NEGOTIATE_ALLREDUCE", 1]["ts"]
-    assert target["ts"] == pytest.approx(spans["ALLREDUCE", 0]["ts"], abs=100)
+    assert spans["ALLREDUCE", 0]["ts"] <= target["ts"] <= spans["ALLREDUCE", 0]["ts"] + spans["ALLREDUCE", 0]["dur"]
     assert spans["NEGOTIATE_ALLREDUCE", 0]["dur"] > 90_000
     late = next(line for line in summarize(path).splitlines() if line.endswith("by rank 0"))
-    assert late.split()[:2] == ["1", "1"]
+    assert late.split()[0] == "1" and int(late.split()[1]) >= 1
+
+
+def _timeline(rank: int, tensors: list[str], start: int = 1000, **head: Any) -> list[dict[str, Any]]:
+    about = {"rank": rank, "size": 2, "host": "a", "start_time_since_epoch_in_micros": start} | head
+    events = [{"ph": "M", "name": "process_name", "pid": 0, "args": about}]
+    names = [
+        {"ph": "M", "name": "process_name", "pid": row, "args": {"name": name}} for row, name in enumerate(tensors, 1)
+    ]
+    return events + names
+
+
+def _collective(rank: int, row: int, number: int, begin: float, duration: float) -> dict[str, Any]:
+    arguments = {"collective": number, "ranks": 1, "bytes": 4}
+    times = {"ts": begin, "dur": duration}
+    return {"ph": "X", "name": "ALLREDUCE", "pid": row, "tid": rank, "args": arguments, **times}
 
 
 def test_a_request_during_the_reduction_of_its_tensor_has_another_row() -> None:
-    head = {"ph": "M", "name": "process_name", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1000}}
-    events: list[dict[str, Any]] = [head, {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "a"}}]
-    times = [("NEGOTIATE_ALLREDUCE", 1, 2), ("ALLREDUCE", 3, 4), ("NEGOTIATE_ALLREDUCE", 5, 5), ("ALLREDUCE", 10, 1)]
-    for number, (name, begin, duration) in enumerate(times):
-        events.append({"ph": "X", "name": name, "pid": 1, "tid": 0, "ts": begin, "dur": duration})
-        events[-1]["args"] = {"collective": number // 2}
+    events = _timeline(0, ["a"])
+    for number, (begin, duration) in enumerate([(1, 2), (5, 5)]):
+        events.append({"ph": "X", "name": "NEGOTIATE_ALLREDUCE", "pid": 1, "tid": 0, "ts": begin, "dur": duration})
+        events.append(_collective(0, 1, number, begin + duration, 4))
     merged = merge([events])
     check_trace(merged)
     assert {event["args"]["name"] for event in merged if event["name"] == "thread_name"} == {"rank 0", "rank 0 (2)"}
 
 
 def test_merging_aligns_clocks_and_names() -> None:
-    def timeline(start: int, rank: int, rows: list[str]) -> list[dict[str, Any]]:
-        head = {"ph": "M", "name": "process_name", "pid": 0, "args": {"start_time_since_epoch_in_micros": start}}
-        head["args"]["name"] = "rank"
-        events = [head]
-        for row, name in enumerate(rows, 1):
-            events.append({"ph": "M", "name": "process_name", "pid": row, "args": {"name": name}})
-            events.append({"ph": "X", "name": "ALLREDUCE", "pid": row, "tid": rank, "ts": 1.5, "dur": 1.0})
-        return events
-
-    merged = merge([timeline(1000, 0, ["a", "b"]), timeline(1010, 1, ["b"])])
+    first, second = _timeline(0, ["a", "b"]), _timeline(1, ["b"], 1010)
+    first += [_collective(0, 1, 1, 1.5, 1), _collective(0, 2, 2, 1.5, 1)]
+    merged = merge([first, [*second, _collective(1, 1, 2, 1.5, 1)]])
     spans = {(event["tid"], event["pid"]): event["ts"] for event in merged if event["ph"] == "X"}
     assert spans == {(0, _row(merged, "a")): 1.5, (0, _row(merged, "b")): 1.5, (1, _row(merged, "b")): 11.5}
-    with pytest.raises(ValueError, match="no timeline"):
-        merge([[]])
+
+
+def _many(rank: int, rows: int, numbers: int) -> list[dict[str, Any]]:
+    """Return the timeline of a rank whose batches have a tensor in each row; rank 1 requests each 2 ms later."""
+    events = _timeline(rank, [f"grad.{row}" for row in range(rows)])
+    for number in range(numbers):
+        begin, end = 10_000 * number + 2000 * rank + 1, 10_000 * number + 2100
+        for row in range(1, rows + 1):
+            wait = {"ts": begin + row / 1000, "dur": end - begin - row / 1000}
+            events.append({"ph": "X", "name": "NEGOTIATE_ALLREDUCE", "pid": row, "tid": rank, **wait})
+        events += [_collective(rank, row, number, end, 50) for row in range(1, rows + 1)]
+    for event in events:
+        if "collective" in event.get("args", {}):
+            event["args"]["ranks"] = 2
+    return events
+
+
+def test_one_arrow_for_each_batch_and_rank_that_waited() -> None:
+    merged = merge(_many(rank, 20, 3) for rank in range(2))
+    check_trace(merged)
+    found = arrows(merged)
+    assert len(found) == 3 and {source["name"] for source, _ in found} == {"rank 1 was last"}
+    assert {source["pid"] for source, _ in found} == {_row(merged, "grad.19")}  # the tensor requested last
+
+
+@pytest.mark.timeout(60)
+def test_merging_takes_time_in_proportion_to_the_events() -> None:
+    merged = merge(_many(rank, 500, 100) for rank in range(2))
+    assert sum(event["ph"] == "X" for event in merged) == 200_000 and len(arrows(merged)) == 100
+
+
+@pytest.mark.parametrize(
+    ("timelines", "message"),
+    [
+        ([[]], "does not say when it began"),
+        ([_timeline(0, [], size=None)], "another version of horovodlike has written it"),
+        ([[*_timeline(0, ["a"]), {**_collective(0, 1, 1, 0, 1), "args": {}}]], "event 2 lacks something"),
+        ([[*_timeline(0, ["a"]), _collective(0, 1, 1, float("inf"), 1)]], "event 2 has no valid time as its ts"),
+        ([_timeline(0, []), _timeline(1, [], size=3)], "files of several jobs, remove those of earlier ones"),
+        ([_timeline(0, []), _timeline(0, [])], "rank 0 of 2, rank 0 of 2"),
+    ],
+)
+def test_what_is_no_timeline(timelines: list[list[dict[str, Any]]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        merge(timelines)
 
 
 def test_errors(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:

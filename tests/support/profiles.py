@@ -54,7 +54,8 @@ class MadeJob:
         """Return the timeline of a rank, as the engine writes it."""
         start = EPOCH - MS
         offset = self.offsets.get(self.hosts[rank], 0)
-        head = {"name": f"rank {rank}", "rank": rank, "start_time_since_epoch_in_micros": (start + offset) // 1000}
+        head = {"name": f"rank {rank}", "rank": rank, "size": len(self.hosts)}
+        head |= {"host": self.hosts[rank], "start_time_since_epoch_in_micros": (start + offset) // 1000}
         events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 0, "args": head}]
         for tensor in range(self.tensors):
             name = {"name": f"grad.{tensor}"}
@@ -67,7 +68,7 @@ class MadeJob:
                 events.append(_slice("NEGOTIATE_ALLREDUCE", tensor + 1, rank, at - start, begun - start))
             for tensor in range(self.tensors):
                 done = _slice("ALLREDUCE", tensor + 1, rank, begun - start, begun + REDUCTION - start)
-                done["args"] = {"collective": step + 7, "bytes": 1024, "dtype": "float32", "shape": "[256]"}
+                done["args"] = {"collective": step + 7, "ranks": len(self.hosts), "bytes": 1024, "dtype": "float32"}
                 events.append(done)
         return events
 

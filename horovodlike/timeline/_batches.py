@@ -120,6 +120,8 @@ def timeline_of(content: object) -> Timeline:
     Raises:
         ValueError: It is not the timeline of a rank.
     """
+    if isinstance(content, dict):
+        raise ValueError("it is not a timeline: of a profile, give the folder")
     events = checked(content)
     for number, event in enumerate(events):
         is_row = isinstance(event.get("pid"), int) and (event["ph"] == "M" or isinstance(event.get("tid"), int))

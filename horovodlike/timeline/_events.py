@@ -20,7 +20,7 @@ _GREATEST = 1e18  # in µs or s: greater times are none
 
 
 class Slice(NamedTuple):
-    """A slice of a trace: its process, its thread, and its begin and end in ns."""
+    """A slice of a trace: its process, its thread, and its begin and end in ns, by one clock."""
 
     pid: int
     tid: int
@@ -100,17 +100,18 @@ def named(what: str, pid: int, **arguments: Any) -> Event:  # noqa: ANN401 - any
     return {"ph": "M", "name": what, "pid": pid, "args": arguments}
 
 
-def arrow(numbers: count[int], name: str, source: Slice, at: int, target: Slice) -> Iterator[Event]:
+def arrow(numbers: count[int], name: str, source: Slice, at: int, target: Slice, origin: int = 0) -> Iterator[Event]:
     """Make an arrow from the moment ``at`` in a slice to the begin of another one, each a slice in which it fits.
 
+    Times are ns; the trace counts from ``origin`` on.
     A viewer binds the ends of an arrow to the slices that enclose them, and drops one that ends before it begins.
     """
     arrival = max(target.begin, at)
     if not (source.begin <= at < source.end and arrival < target.end):
         return
     both = {"cat": "release", "name": name, "id": next(numbers)}
-    yield {"ph": "s", **both, "pid": source.pid, "tid": source.tid, "ts": to_us(at)}
-    yield {"ph": "f", "bp": "e", **both, "pid": target.pid, "tid": target.tid, "ts": to_us(arrival)}
+    yield {"ph": "s", **both, "pid": source.pid, "tid": source.tid, "ts": to_us(at - origin)}
+    yield {"ph": "f", "bp": "e", **both, "pid": target.pid, "tid": target.tid, "ts": to_us(arrival - origin)}
 
 
 def first_free(ends: list[int], begin: int, end: int) -> int:

@@ -34,19 +34,6 @@ def common(some: list[Interval], others: list[Interval]) -> list[Interval]:
     return found
 
 
-def without(some: list[Interval], others: list[Interval]) -> list[Interval]:
-    """Return what is in ``some`` and not in ``others``."""
-    left = []
-    for begin, end in some:
-        for first, last in common([(begin, end)], others):
-            if begin < first:
-                left.append((begin, first))
-            begin = last
-        if begin < end:
-            left.append((begin, end))
-    return left
-
-
 def total(intervals: Iterable[Interval]) -> int:
     """Return for how long the set lasts."""
     return sum(end - begin for begin, end in intervals)

@@ -119,7 +119,7 @@ class _Writer:
             interval = batch.begun, batch.ended
             title = f"{batch.kind} {batch.title}"
             yield self._slice(title, "collective", (process, thread), interval, **arguments)
-            self._collectives[profile.rank, batch.number] = self._place(process, thread, interval)
+            self._collectives[profile.rank, batch.number] = Slice(process, thread, *interval)
         yield from self._negotiation(
             profile.rank, [each for each in batches if each.first_request < each.begun], process
         )
@@ -137,10 +137,7 @@ class _Writer:
                 yield from names
             title, place = f"{NEGOTIATE}{batch.kind} {batch.title}", (process, threads[row])
             yield self._slice(title, "negotiation", place, interval, collective=batch.number)
-            self._negotiations[rank, batch.number] = self._place(*place, interval)
-
-    def _place(self, process: int, thread: int, interval: Interval) -> Slice:
-        return Slice(process, thread, interval[0] - self._origin, interval[1] - self._origin)
+            self._negotiations[rank, batch.number] = Slice(*place, *interval)
 
     def _arrows(self, match: Match) -> Iterator[Event]:
         batch = match.members[match.last]
@@ -150,13 +147,13 @@ class _Writer:
         for rank in match.members:
             if rank != match.last:
                 name, target = f"rank {match.last} was last", self._collectives[rank, batch.number]
-                yield from arrow(self._numbers, name, source, batch.ready - self._origin, target)
+                yield from arrow(self._numbers, name, source, batch.ready, target, self._origin)
 
     def _framework(self, profile: RankProfile, events: list[Event], shift: int, process: int) -> Iterator[Event]:
         """Yield the framework's events with processes, threads and flows of their own numbers."""
         titles: dict[object, str] = {}
         names: dict[tuple[object, object], str] = {}
-        for event in events:
+        for event in (each for each in events if each["ph"] == "M"):
             about = event.get("args", {})
             if event.get("name") == "thread_name":
                 names[event.get("pid"), event.get("tid")] = str(about.get("name"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from horovodlike.timeline._advice import advice
-from horovodlike.timeline._batches import Timeline, timeline_of
+from horovodlike.timeline._batches import timeline_of
 from horovodlike.timeline._events import read
 from horovodlike.timeline._merging import files_of_job
 from horovodlike.timeline._profile import RankProfile, align, read_profile
@@ -42,19 +42,13 @@ def summarize(path: Path) -> str:
 
 def _read_timelines(path: Path) -> list[RankProfile]:
     others = [each for each in files_of_job(path) if each != path]
-    timelines = [read(path, _timeline_of), *(read(each, timeline_of) for each in others)]
+    timelines = [read(each, timeline_of) for each in (path, *others)]
     profiles = [RankProfile(each.rank, each.size, each.host, batches=each.batches) for each in timelines]
     try:
         align(profiles)
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from problem
     return sorted(profiles, key=lambda each: each.rank)
-
-
-def _timeline_of(content: object) -> Timeline:
-    if isinstance(content, dict):
-        raise ValueError("it is not a timeline: of a profile, give the folder")
-    return timeline_of(content)
 
 
 def _lines(summary: Summary) -> list[str]:
@@ -104,24 +98,26 @@ def _ranks(summary: Summary) -> list[str]:
     if len(summary.ranks) > _MOST_RANKS:
         lines.append(f"... and {len(summary.ranks) - _MOST_RANKS} more ranks")
     if summary.has_operators:
-        lines.append(
-            "hidden: in collectives while operators compute (a part of computing); exposed: in collectives only;"
-        )
-        lines.append("waiting: for a rank that was late, with nothing to compute; other: Python, input, idle")
+        notes = [
+            "hidden: in collectives while operators compute (a part of computing); exposed: in collectives only; "
+            "waiting: for a rank that was late, with nothing to compute; other: Python, input, idle"
+        ]
     else:
-        lines.append("No operators were recorded, so what ranks compute during collectives is not known. exposed: in")
-        lines.append("collectives; waiting: for a rank that was late, at most; computing: the rest")
-    if not summary.is_complete:
-        lines.append(
-            "Of some batches a rank was not recorded: waiting includes all of their negotiation, and who was last is"
+        notes = [
+            "No operators were recorded, so what ranks compute during collectives is not known. exposed: in "
+            "collectives; waiting: for a rank that was late, at most; computing: the rest"
+        ]
+    if missing := len(summary.batches) - summary.num_matched:
+        notes.append(
+            f"Of {missing} of {len(summary.batches)} batches a rank was not recorded, or not in whole: waiting has "
+            "all of their negotiation, and who was last is not known."
         )
-        lines.append("not known.")
     if summary.on_gpu:
-        lines.append(
-            "On GPUs it is not known when a collective is done: hidden and exposed are too small, other too large,"
+        notes.append(
+            "On GPUs it is not known when a collective is done: hidden and exposed are too small, other too large, and "
+            "nothing is said of the speed of collectives."
         )
-        lines.append("and nothing is said of the speed of collectives.")
-    return lines
+    return lines + [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
 
 
 def _rank(times: RankTimes, has_steps: bool) -> list[str]:

@@ -9,7 +9,7 @@ from statistics import median
 
 from horovodlike.timeline._activity import Activity, activity_of
 from horovodlike.timeline._batches import Match, RankBatch, matched
-from horovodlike.timeline._intervals import Interval, common, total, union, without
+from horovodlike.timeline._intervals import Interval, common, total, union
 from horovodlike.timeline._profile import RankProfile
 
 SMALL_BYTES = 64 << 10
@@ -80,7 +80,6 @@ class Summary:
         num_steps: Number of steps; 0: they are not marked.
         batches: One of each batch of the job, with its shortest duration: that on a rank that waited for no other.
         num_matched: Number of batches of which is known which rank came last.
-        is_complete: True if that is known of all batches.
         tensors: The cost of each tensor, by name.
         late: The ranks that were waited for.
         self_times: Time of each operator, on all ranks together.
@@ -90,7 +89,6 @@ class Summary:
     num_steps: int
     batches: list[tuple[RankBatch, int]]
     num_matched: int
-    is_complete: bool
     tensors: dict[str, TensorCost]
     late: dict[int, Late]
     self_times: Counter[str]
@@ -162,8 +160,7 @@ def summary_of(profiles: Sequence[RankProfile]) -> Summary:
         ranks.append(times)
     fastest = _fastest_of_each(batches)
     num_steps = max(len(each.steps) for each in ranks)
-    is_complete = all(key in known for key in in_window)
-    return Summary(ranks, num_steps, fastest, len(matches), is_complete, _tensors(fastest), late, self_times)
+    return Summary(ranks, num_steps, fastest, len(matches), _tensors(fastest), late, self_times)
 
 
 def _window(profile: RankProfile) -> Interval:
@@ -205,22 +202,23 @@ def _split(
         negotiated.append((all_ready, batch.begun))
     window = [times.window]
     length = total(window)
-    carried_out = common(union((batch.begun, batch.ended) for batch in batches), window)
-    waiting = common(union(interval for each in waits.values() for interval in each), window)
-    negotiating = without(common(union(negotiated), window), waiting)
-    computing = None if activity is None else activity.computing
-    idle = without(window, union([*carried_out, *(computing or ())]))
-    times.waiting = total(common(waiting, idle))
-    times.exposed = total(without(carried_out, computing or []))
-    if computing is None:
+    reducing = common(union((batch.begun, batch.ended) for batch in batches), window)
+    computing = [] if activity is None or activity.computing is None else activity.computing
+    busy = union([*reducing, *computing])
+    waited = {last: common(union(each), window) for last, each in waits.items()}
+    stalled = union([*busy, *(interval for each in waited.values() for interval in each)])
+    times.waiting = total(stalled) - total(busy)
+    times.exposed = total(busy) - total(computing)
+    if activity is None or activity.computing is None:
         times.computing = length - times.waiting - times.exposed
     else:
-        times.exposed += total(common(negotiating, idle))
         times.computing = total(computing)
-        times.hidden = total(common(carried_out, computing))
-        times.other = length - times.computing - times.waiting - times.exposed
-    lost = {last: total(common(union(intervals), idle)) for last, intervals in waits.items() if last is not None}
-    return {last: time for last, time in lost.items() if time}
+        times.hidden = total(reducing) - times.exposed
+        known_time = total(union([*stalled, *common(union(negotiated), window)]))
+        times.exposed += known_time - total(stalled)
+        times.other = length - known_time
+    lost = {last: total(each) - total(common(each, busy)) for last, each in waited.items()}
+    return {last: time for last, time in lost.items() if time and last is not None}
 
 
 def _fastest_of_each(batches: Mapping[int, Sequence[RankBatch]]) -> list[tuple[RankBatch, int]]:

@@ -254,7 +254,7 @@ def test_the_page_about_profiles_runs(tmp_path: Path) -> None:
     (tmp_path / "timeline.json").write_text(json.dumps(job.timeline(0)))
     lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("python")]
     lines += re.findall(r"`(python -m horovodlike\.timeline [^`]*)`", page.read_text())
-    assert len(lines) == 4
+    assert len(lines) == 3
     printed = []
     for line in lines:
         command = [sys.executable, *shlex.split(line)[1:]]

@@ -129,7 +129,7 @@ def test_some_ranks_only(tmp_path: Path) -> None:
     text = summarize(job.write(tmp_path, [0, 1]))
     assert text.startswith("2 of 4 ranks, torch")
     assert _table(text, "rank  host")["0"][7] == "10%" and "late rank" not in text
-    assert "Of some batches a rank was not recorded" in text
+    assert "Of 4 of 4 batches a rank was not recorded" in text
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

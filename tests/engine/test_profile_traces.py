@@ -283,7 +283,7 @@ def test_gpus_and_names_of_processes_of_the_framework(tmp_path: Path) -> None:
         ("rank1.json", "marks", "rank1.json: its 'marks' are not the times"),
         ("rank1.json", "infinite", "rank1.json: its 'marks' are not the times"),
         ("rank1.timeline.json", '[{"ph": "M"', "rank1.timeline.json is damaged, or was not written to its end"),
-        ("rank1.timeline.json", "{}", "rank1.timeline.json: it has no list of events"),
+        ("rank1.timeline.json", "{}", "rank1.timeline.json: it is not a timeline"),
         ("rank1.timeline.json", "[]", "rank1.timeline.json: it does not say when it began"),
         ("rank1.timeline.json", '[{"ph": "X", "ts": 1}]', "rank1.timeline.json: event 0 has no valid time as its dur"),
         ("rank1.timeline.json", '[{"ph": "i", "ts": 1}]', "rank1.timeline.json: event 0 is not one of a timeline"),

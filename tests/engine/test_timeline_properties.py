@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from horovodlike.timeline._batches import Event, RankBatch, TensorRequest, matched
 from horovodlike.timeline._clocks import corrections
-from horovodlike.timeline._intervals import common, total, union, without
+from horovodlike.timeline._intervals import common, total, union
 from horovodlike.timeline._profile_trace import nested
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -28,7 +28,6 @@ def test_intervals_are_sets_of_points(some: list[tuple[int, int]], others: list[
     assert _points(first) == _points(some) and total(first) == len(_points(some))
     assert all(before[1] < behind[0] for before, behind in zip(first, first[1:], strict=False))
     assert _points(common(first, second)) == _points(first) & _points(second)
-    assert _points(without(first, second)) == _points(first) - _points(second)
 
 
 @settings(deadline=None)

@@ -594,6 +594,22 @@ def test_the_time_of_a_step_is_the_mean_of_some(fake: Fake, monkeypatch: pytest.
     attachment.cancel()
 
 
+def test_a_time_without_steps_has_the_begin_and_the_end_of_the_recording(fake: Fake) -> None:
+    attachment = profile.Attachment()
+    attachment.take({"id": 1, "do": "arm", "seconds": 0.001})
+    assert "armed" in answers(attachment)[0]
+    before = time.time()
+    attachment.take({"id": 1, "do": "begin", "first": before + 0.001})
+    found = answers(attachment)
+    while not any("recorded" in each for each in found):
+        assert time.time() < before + 60
+        found += answers(attachment)
+    recorded = found[-1]["recorded"]
+    begun, ended = recorded["marks"]
+    assert recorded["first_step"] is None and before < begun <= ended <= time.time()
+    attachment.cancel()
+
+
 def test_a_begin_that_is_past_is_not_taken(fake: Fake) -> None:
     attachment = profile.Attachment()
     attachment.take({"id": 1, "do": "arm", "steps": 1})

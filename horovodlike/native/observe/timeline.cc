@@ -116,8 +116,8 @@ void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t numb
     const std::string kind = upper_case(name_of(signature.kind));
     const int row = row_of(signature.name);
     add_span("\"name\": \"NEGOTIATE_" + kind + "\"", row, std::max(tensor->request->enqueued_at, started_), now);
-    open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(*tensor->request->operation, number, num_ranks),
-                     now});
+    open_.push_back(
+        {row, "\"name\": \"" + kind + "\", " + arguments_of(*tensor->request->operation, number, num_ranks), now});
   }
 }
 

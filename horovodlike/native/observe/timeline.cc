@@ -73,10 +73,11 @@ Status Timeline::start(const std::string& path, bool mark_cycles) {
     rows_.clear();
     open_.clear();
     events_ = "[";
-    add("{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": {\"name\": \"rank " + std::to_string(rank_) +
-        "\", \"rank\": " + std::to_string(rank_) + ", \"size\": " + std::to_string(size_) +
-        ", \"host\": " + quoted(host_name()) + ", \"start_time_since_epoch_in_micros\": " +
-        std::to_string(EpochClock().nanoseconds(started_) / kMicrosecond) + "}}");
+    add("{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": {\"name\": \"rank " +
+        std::to_string(place_.rank) + "\", \"rank\": " + std::to_string(place_.rank) +
+        ", \"size\": " + std::to_string(place_.size) + ", \"host\": " + quoted(host_name()) +
+        ", \"start_time_since_epoch_in_micros\": " + std::to_string(EpochClock().nanoseconds(started_) / kMicrosecond) +
+        "}}");
   }
   sigset_t all, before;  // the thread inherits the mask: signals are for the framework's threads
   sigfillset(&all);
@@ -108,7 +109,7 @@ void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t numb
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) return;
   if (mark_cycles_) {
-    add("{\"ph\": \"i\", \"s\": \"g\", \"name\": \"CYCLE_START\", \"pid\": 0, \"tid\": " + std::to_string(rank_) +
+    add("{\"ph\": \"i\", \"s\": \"g\", \"name\": \"CYCLE_START\", \"pid\": 0, \"tid\": " + std::to_string(place_.rank) +
         ", \"ts\": " + time_of(now) + "}");
   }
   for (const NamedTensor* tensor : tensors) {
@@ -141,7 +142,7 @@ void Timeline::add(std::string event) {
 }
 
 void Timeline::add_span(const std::string& what, int row, uint64_t begun, uint64_t ended) {
-  add("{\"ph\": \"X\", " + what + ", \"pid\": " + std::to_string(row) + ", \"tid\": " + std::to_string(rank_) +
+  add("{\"ph\": \"X\", " + what + ", \"pid\": " + std::to_string(row) + ", \"tid\": " + std::to_string(place_.rank) +
       ", \"ts\": " + time_of(begun) + ", \"dur\": " + time_of(started_ + (ended - std::min(begun, ended))) + "}");
 }
 

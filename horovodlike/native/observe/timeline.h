@@ -20,7 +20,7 @@ namespace hvl {
 
 class Timeline {
  public:
-  Timeline(int rank, int size) : rank_(rank), size_(size) {}
+  Timeline(int rank, int size) : place_{rank, size} {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -40,6 +40,11 @@ class Timeline {
   }
 
  private:
+  struct Place {
+    int rank;
+    int size;  // of the job
+  };
+
   // An event that has begun.
   struct Open {
     int row = 0;
@@ -59,8 +64,7 @@ class Timeline {
   void write_on();
   void write(const std::string& events);
 
-  const int rank_;
-  const int size_;
+  const Place place_;
   std::atomic<bool> is_on_{false};
   std::mutex control_;  // start() and stop(); taken before mutex_
   std::thread writer_;  // guarded by control_

@@ -200,7 +200,7 @@ class Board:
         """Return for how many seconds a rank has not reported."""
         with self._lock:
             state = self._ranks.get(rank)
-            return 0.0 if state is None else self._clock() - state.heard_at
+            return 0.0 if state is None else self._monotonic() - state.heard_at
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Return the verdicts on slow ranks."""

@@ -422,7 +422,7 @@ class _ProfileOfSeconds(_Profile):
     def _finish(self) -> _State:
         ended = time.time()
         state = super()._finish()
-        with self._lock:
+        with _lock:
             if len(self._marks) < 2:  # no step is in it: mark the recording itself
                 self._first_step, self._marks = None, [self._began, ended]
         return state

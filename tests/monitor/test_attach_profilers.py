@@ -27,7 +27,7 @@ class Torch(ModuleType):
         self.trouble: dict[str, BaseException] = {}
         of_thread = SimpleNamespace(_is_profiler_enabled=False)
         self.autograd = SimpleNamespace(profiler=of_thread, _profiler_enabled=lambda: self.is_on)
-        self.profiler = SimpleNamespace(profile=lambda: self)
+        self.profiler = SimpleNamespace(profile=type("profile", (), {"__new__": lambda cls: self}))
 
     def __enter__(self) -> None:
         assert not self.is_on

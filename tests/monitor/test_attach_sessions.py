@@ -828,10 +828,10 @@ def test_threads_that_arm_cancel_and_mark_as_they_like(fake: Fake) -> None:
 
 
 def test_a_profile_that_is_too_large(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_MOST_BYTES", 1)
+    monkeypatch.setattr(profilers, "_MOST_BYTES", 1)
     attachment = profile.Attachment()
     arm(attachment, 1, 1)
     steps.mark()
     steps.mark()
-    assert answers(attachment) == [{"id": 1, "failed": "ValueError: its profile has 0 MiB, of at most 0"}]
+    assert answers(attachment) == [{"id": 1, "failed": "ValueError: its profile is larger than 0 MiB: record less"}]
     attachment.cancel()

@@ -403,7 +403,7 @@ def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Laun
     for output in ("warm", "second", "third"):
         if output == "warm":  # the script's own profiler waits for its first step
             (tmp_path / "warm").touch()
-        other = client(running, "profile", "--steps", "5", "--output", output)
+        other = client(running, "profile", "--steps", "5", "--output", f"out-{output}")
         if output == "second":
             other.expect_error("(will record)")  # the profiler is warm, and starts three seconds later
             (tmp_path / "own").touch()

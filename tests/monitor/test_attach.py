@@ -365,16 +365,15 @@ TORCH = """
         )
         steps, own, warm = 0, None, None
         while not hvd.allreduce(torch.tensor([float(os.path.exists("stop"))]), op=hvd.Max, name="stop")[0]:
-            if warm is None and os.path.exists("warm"):
-                warm = torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1))
-                warm.start()
-            elif warm is not None and not os.path.exists("warm"):
-                warm.stop()
-                warm = None
-                print("cooled", flush=True)
             if own is None and os.path.exists("own"):
                 own = torch.profiler.profile()
                 own.start()
+            if warm is None and os.path.exists("warm"):
+                own.stop()
+                assert len(own.events()) > 10
+                warm = torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1))
+                warm.start()
+                print("warming up", flush=True)
             optimizer.zero_grad()
             model(torch.ones(8, 50)).sum().backward()
             optimizer.step()
@@ -382,9 +381,8 @@ TORCH = """
             if steps == 3:
                 print("rolling", flush=True)
             time.sleep(0.02)
-        if own is not None:
-            own.stop()
-            assert len(own.events()) > 10
+        if warm is not None:
+            warm.stop()
         print("done", hvd.rank(), hvd.metrics()["steps"] == steps, flush=True)
         print("threads", [each.name for each in threading.enumerate() if "profile" in each.name], flush=True)
 """
@@ -400,19 +398,17 @@ def test_a_job_of_pytorch(job: Callable[..., Launch], client: Callable[..., Laun
         assert names.count("aten::linear") == 5
         assert any("Backward" in name for name in names)  # of autograd's thread
         assert read(tmp_path / "profile", rank)[0]["framework"] == "torch"
-    for output in ("warm", "second", "third"):
-        if output == "warm":  # the script's own profiler waits for its first step
+    for output in ("second", "third", "fourth"):
+        if output == "fourth":  # the script's own profiler waits for its first step
             (tmp_path / "warm").touch()
-        other = client(running, "profile", "--steps", "5", "--output", f"out-{output}")
+            running.expect(b"warming up", 2)
+        other = client(running, "profile", "--steps", "5", "--output", output)
         if output == "second":
             other.expect_error("(will record)")  # the profiler is warm, and starts three seconds later
             (tmp_path / "own").touch()
         ended = other.finish(5 * LIMIT_S)
         assert ended.code == 1
         assert re.search(r"rank \d: RuntimeError: another profiler is running in this process", ended.err), ended.err
-        if output == "warm":
-            (tmp_path / "warm").unlink()
-            running.expect(b"cooled", 2)
     stop(running, tmp_path)
 
 

@@ -182,10 +182,12 @@ def test_inductor(ranks):
 
 
 def _no_graph_break() -> None:
-    with _compiler(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+    from torch import _dynamo  # of `torch._dynamo.config`, cloudpickle would pickle the module, if it is imported here
+
+    with _compiler(), _dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         for case in CASES:
             x, w = _x(), _w()
-            explained = torch._dynamo.explain(case)(x, w)
+            explained = _dynamo.explain(case)(x, w)
             assert (explained.graph_count, explained.graph_break_count) == (1, 0), case
 
 

@@ -120,10 +120,11 @@ def test_compiled_by_inductor(ranks, talks):
 
 
 def _compiled_autograd(talks: bool) -> None:
+    from torch import _dynamo  # of `torch._dynamo.config`, cloudpickle would pickle the module, if it is imported here
     from torch._dynamo.utils import counters
 
     counters.clear()
-    with torch._dynamo.config.patch(compiled_autograd=True):
+    with _dynamo.config.patch(compiled_autograd=True):
         _same_parameters("aot_eager", "step", talks)
     assert counters["compiled_autograd"]["captures"] > 0
 

@@ -12,8 +12,6 @@ PIP_FLAGS ?=
 # More than two cores can run at once: tests wait much, for what they have started or stopped.
 TEST_JOBS ?= 4
 TEST_FLAGS ?=
-# Which tests `make test` runs. CI adds those of `make test-slow`: in one run, all start what they share only once.
-TEST_MARKS ?= not slow
 BENCH_FLAGS ?=
 # With `-t online` the site links to the documentation of Python, NumPy and PyTorch.
 DOCS_FLAGS ?=
@@ -46,7 +44,7 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 	$(BIN)/python examples/demo.py tensorflow
 
 test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which are only for test-all
-	$(PYTEST) -m '$(TEST_MARKS)'
+	$(PYTEST) -m 'not slow'
 
 test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands
 	$(PYTEST) -m slow

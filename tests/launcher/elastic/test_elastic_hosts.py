@@ -129,7 +129,7 @@ def test_a_lost_host(elastic: Callable[..., ElasticLaunch], ssh: Path) -> None:
 
 
 def test_a_host_that_is_cut_off(elastic: Callable[..., ElasticLaunch], ssh: Path) -> None:
-    words = ("-H", "node1:1,node2:1", "--min-np", 1, "--heartbeat-timeout", 2)
+    words = ("-H", "node1:1,node2:1", "--min-np", 1, "--heartbeat-timeout", 5)
     job = elastic(*words, env=path(ssh), stderr=subprocess.STDOUT)
     job.at(1, 2)
     agent = agent_of(ssh, "node2")

@@ -183,7 +183,7 @@ def test_a_worker_leaves(elastic: Callable[..., ElasticLaunch]) -> None:
 def test_too_few_in_time(elastic: Callable[..., ElasticLaunch]) -> None:
     # The replacement can never start.
     job = elastic(
-        *("-np", 2, "--min-np", 2, "--elastic-timeout", 1),
+        *("-np", 2, "--min-np", 2, "--elastic-timeout", 5),
         program="""
         if int(os.environ["HOROVODLIKE_WORKER"]) >= 2:
             signal.pause()
@@ -193,7 +193,7 @@ def test_too_few_in_time(elastic: Callable[..., ElasticLaunch]) -> None:
     job.kill(1)
     ended = job.job.finish()
     assert ended.code == 1
-    assert "hvdrun: Timed out after 1 s with 1 worker. Please check that you have enough resources" in ended.err
+    assert "hvdrun: Timed out after 5 s with 1 worker. Please check that you have enough resources" in ended.err
     assert b"[0]<stdout>: heard stop" in ended.out
 
 

@@ -96,6 +96,8 @@ IGNORED = {
     *("--num-nccl-streams", "--gloo-timeout-seconds", "--autotune-bayes-opt-max-samples"),
     *("--autotune-gaussian-process-noise", "--thread-affinity", "--binding-args"),
 }
+# It starts no job, and goes with no other option: tests/monitor/test_attach.py.
+ALONE = {"attach"}
 
 
 class Started(BaseException):
@@ -134,7 +136,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def options() -> Iterator[argparse.Action]:
     """The options of hvdrun and horovodrun that have a value."""
     for action in cli._make_parser("hvdrun", compat=True)._actions:
-        if action.nargs != 0 and action.option_strings:
+        if action.nargs != 0 and action.option_strings and action.dest not in ALONE:
             yield action
 
 

@@ -14,6 +14,8 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "120"
 # On a disk that is 95 % full Ray would make no objects, and wait.
 os.environ["RAY_local_fs_capacity_threshold"] = "1"  # noqa: SIM112 (its name)
+# Its workers are nice by 15: beside other tests, which are not, they would hardly ever run.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 
 import pytest
 import ray

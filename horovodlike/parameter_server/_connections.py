@@ -18,9 +18,7 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +40,10 @@ from horovodlike._net.secure_channel import (
     Identity,
     JobKey,
     VersionError,
-    close_in_child,
     job_digest,
 )
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
+from horovodlike._net.server_thread import ServerThread
 from horovodlike._net.socket_options import ensure_descriptors
 from horovodlike.config import Config
 from horovodlike.errors import HorovodInternalError, RendezvousError
@@ -145,33 +143,14 @@ class Listener:
         self._keep_copies = keep_copies
         self._server = SecureServer(key, self, who="client")
         self._server.listen([listening])
-        self._wake, self._wakened = socket.socketpair()
-        self._server.wake_by(self._wakened)
-        for each in (self._wake, self._wakened):
-            close_in_child(each)
-        self._stop = False
-        self._thread = threading.Thread(target=self._serve, name="horovodlike-parameters", daemon=True)
-        self._thread.start()
+        self._thread = ServerThread(self._server, "horovodlike-parameters")
 
     def close(self) -> None:
         """Accept no more clients, and end the thread; clients that were handed over are not affected."""
-        self._stop = True
-        with contextlib.suppress(OSError):
-            self._wake.send(b"\0")
-        self._thread.join()
+        self._thread.close()
+        _own_salts.difference_update(salt.hex() for salt in self._salts.values())
         while self._copies:
             self._copies.popitem()[1].close()
-
-    def _serve(self) -> None:
-        try:
-            while not self._stop:
-                deadline = self._server.next_deadline()
-                self._server.attend(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        finally:
-            self._server.close()
-            _own_salts.difference_update(salt.hex() for salt in self._salts.values())
-            self._wake.close()
-            self._wakened.close()
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""

@@ -11,8 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,10 +24,10 @@ from horovodlike._net.secure_channel import (
     ClientChannel,
     Identity,
     JobKey,
-    close_in_child,
     job_digest,
 )
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
+from horovodlike._net.server_thread import ServerThread
 from horovodlike.errors import RendezvousError
 
 __all__ = ["ComputeClient", "ComputeService"]
@@ -70,13 +68,7 @@ class ComputeService:
         self._port = listeners[0].getsockname()[1]
         self._server = SecureServer(JobKey(self.key), self, who="process")
         self._server.listen(listeners)
-        self._wake, self._woken = socket.socketpair()
-        self._server.wake_by(self._woken)
-        for each in (self._wake, self._woken):
-            close_in_child(each)
-        self._stop = False
-        self._thread = threading.Thread(target=self._serve, name="horovodlike-tf-data", daemon=True)
-        self._thread.start()
+        self._thread = ServerThread(self._server, "horovodlike-tf-data")
 
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
         """Return the addresses and the port at which it listens, by the names of the interfaces."""
@@ -87,20 +79,7 @@ class ComputeService:
 
     def close(self) -> None:
         """End the thread, and close all connections."""
-        self._stop = True
-        with contextlib.suppress(OSError):
-            self._wake.send(b"\0")
-        self._thread.join()
-
-    def _serve(self) -> None:
-        try:
-            while not self._stop:
-                deadline = self._server.next_deadline()
-                self._server.attend(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        finally:
-            self._server.close()
-            self._wake.close()
-            self._woken.close()
+        self._thread.close()
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""

@@ -16,8 +16,7 @@ from typing import Any
 from horovodlike import basics, process_set
 from horovodlike._engine import ops
 from horovodlike._engine.arguments import integer
-from horovodlike._engine.native import ffi
-from horovodlike._engine.ops import DType, Kind, Request
+from horovodlike._engine.ops import Kind, Request
 from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened, dumps
 from horovodlike.errors import HorovodInternalError, MismatchError
 from horovodlike.process_set import UnnamedCounter, forget_numbers
@@ -161,7 +160,7 @@ def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opene
         raise HorovodInternalError(f"{name}: this job has no key to authenticate objects with")
     # Made here and not in init(), as this module may be imported later. All threads use the seal of the first thread.
     seal = _seals.setdefault(basics.generation(), ObjectSeal(key, basics.rank()))
-    opened = seal.open(context, _allgather(name, seal.seal(context, data, root), set_id))
+    opened = seal.open(context, ops.allgather_bytes(name, seal.seal(context, data, root), set_id))
     roots = {each.root: each.rank for each in reversed(opened)}
     if len(roots) > 1:
         wanted = ", ".join(
@@ -170,10 +169,3 @@ def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opene
         )
         raise MismatchError(f"{name}: the ranks do not agree: {wanted}")
     return opened
-
-
-def _allgather(name: str, data: bytes, set_id: int) -> memoryview:
-    memory = ffi.from_buffer(data)
-    request = Request(Kind.ALLGATHER, name, [(DType["uint8"], (len(data),))], process_set=set_id)
-    (output,) = ops.carry_out(request, [int(ffi.cast("uintptr_t", memory))], memory)
-    return memoryview(output.memory)

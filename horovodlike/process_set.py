@@ -7,7 +7,6 @@ common run at the same time. Names belong to a set: operations of the same name 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -294,15 +293,17 @@ def _add_one_or_parts(chosen: ProcessSet) -> None:
         add_process_set(chosen)
         return
     except MismatchError:
-        objects = importlib.import_module("horovodlike.objects")  # which imports this module
-        given = objects.allgather_object((chosen.mpi_comm is not None, chosen.ranks), "add_process_set.parts")
-        ranks_of = [ranks for _, ranks in given]
-        are_parts = all(rank in ranks and ranks == ranks_of[ranks[0]] for rank, ranks in enumerate(ranks_of))
-        if not are_parts or not all(by_communicator for by_communicator, _ in given):
+        ranks = range(basics.size())
+        own = bytes([chosen.mpi_comm is not None, *(rank in (chosen.ranks or ()) for rank in ranks)])
+        gathered = ops.allgather_bytes("add_process_set.parts", own)
+        rows = [gathered[start : start + len(own)] for start in range(0, len(gathered), len(own))]
+        parts = [[rank for rank in ranks if row[1 + rank]] for row in rows]
+        are_parts = all(rank in part and part == parts[part[0]] for rank, part in enumerate(parts))
+        if not are_parts or not all(by_communicator for by_communicator, *_ in rows):
             raise
-    for rank, ranks in enumerate(ranks_of):
-        if rank == ranks[0]:
-            add_process_set(chosen if ranks == chosen.ranks else ProcessSet(ranks))
+    for rank, part in enumerate(parts):
+        if rank == part[0]:
+            add_process_set(chosen if part == chosen.ranks else ProcessSet(part))
 
 
 basics.on_process_sets(register)

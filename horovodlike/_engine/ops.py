@@ -68,6 +68,19 @@ def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = Non
         raise
 
 
+def allgather_bytes(name: str, data: bytes, process_set: int = 0) -> memoryview:
+    """Return the data of all ranks of a process set, one after the other; what comes is not authenticated.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+        ValueError: Not initialised.
+    """
+    memory = ffi.from_buffer(data)
+    request = Request(Kind.ALLGATHER, name, [(DType["uint8"], (len(data),))], process_set=process_set)
+    (output,) = carry_out(request, [int(ffi.cast("uintptr_t", memory))], memory)
+    return memoryview(output.memory)
+
+
 def carry_out_once(request: Request, what: object) -> list[Output]:
     """Do as :func:`carry_out`, but resume the request if an equal call was interrupted: its result is not lost.
 

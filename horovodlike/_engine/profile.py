@@ -42,8 +42,6 @@ from horovodlike._net.secure_server import encode
 
 __all__ = ["Attachment"]
 
-CHUNK_BYTES = 1 << 18
-_MOST_MARKS = 100_000
 _STACK_BYTES = 16384
 _LONGEST_REASON = 1000
 _MARK_S = 10.0  # a step is marked within this time, or within three times the average step
@@ -248,7 +246,7 @@ class _Profile:
             raise ValueError(f"there is no file {name!r}")
         with (self._folder / name).open("rb") as file:
             file.seek(offset)
-            return file.read(CHUNK_BYTES)
+            return file.read(profilers.CHUNK_BYTES)
 
     def _export(self) -> dict[str, Any]:
         profiler = self._profiler
@@ -437,7 +435,7 @@ class _ProfileOfSeconds(_Profile):
     def _hook(self, step: int, seconds: float) -> None:
         now = time.time()
         with _lock:
-            if self._state is _State.RECORDING and len(self._marks) < _MOST_MARKS:
+            if self._state is _State.RECORDING and len(self._marks) < profilers.MOST_MARKS:
                 self._first_step = self._first_step or step + 1
                 self._marks.append(now)
 

@@ -20,10 +20,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = ["THREAD_NAME", "Profiler", "check_size", "choose"]
+__all__ = ["CHUNK_BYTES", "MOST_BYTES", "MOST_MARKS", "THREAD_NAME", "Profiler", "check_size", "choose"]
 
 THREAD_NAME = "horovodlike-profile"
-_MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
+"""The size of the files of a rank's profile, at most."""
+MOST_MARKS = 100_000
+"""So many ends of steps are in a profile, at most."""
+CHUNK_BYTES = 1 << 18
+"""The size of a part of a file that is sent, at most."""
 _MOST_CALLS = 500_000
 _SAMPLE_S = 0.01
 _MOST_FRAMES = 128
@@ -62,8 +67,8 @@ def check_size(num_bytes: int) -> None:
     Raises:
         ValueError: It is.
     """
-    if num_bytes > _MOST_BYTES:
-        raise ValueError(f"its profile is larger than {_MOST_BYTES >> 20} MiB: record less")
+    if num_bytes > MOST_BYTES:
+        raise ValueError(f"its profile is larger than {MOST_BYTES >> 20} MiB: record less")
 
 
 def choose(folder: Path, *, all_threads: bool) -> Profiler:

@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike._engine.profilers import CHUNK_BYTES, MOST_BYTES, MOST_MARKS
 from horovodlike._net.secure_channel import close_in_child
 from horovodlike._net.secure_server import Connection
 from horovodlike.monitor.board import Board
@@ -61,9 +62,6 @@ _EXPORT_S = 300.0  # likewise, while it may be writing a long trace
 _ANSWER_S = 30.0  # for what a rank answers at once
 _CLIENT_S = 30.0  # a client reads within this time
 _CLOCK_S = 1.0  # clocks that differ by less record the same seconds
-_CHUNK_BYTES = 1 << 18
-_MOST_BYTES = 256 << 20
-_MOST_MARKS = 100_001
 _LONGEST_TEXT = 16384
 
 
@@ -342,7 +340,7 @@ class _Session:
             self._answers.put_nowait((rank, {"failed": "it has left the job, or its connection is lost"}))
         elif isinstance(answer, bytes):
             if int.from_bytes(answer[1:9], "big") == self._number:
-                if rank != self._sender or len(answer) > 9 + _CHUNK_BYTES:
+                if rank != self._sender or len(answer) > 9 + CHUNK_BYTES:
                     raise ValueError("not a part that it was asked for")
                 self._sender = None
                 self._answers.put_nowait((rank, answer[9:]))
@@ -421,7 +419,7 @@ def read_answer(answer: Any) -> dict[str, Any]:
         found = answer["recorded"]
         sizes = {name: int(_number(found["sizes"][name])) for name in ("trace.json", "timeline.json")}
         first, marks = found["first_step"], [_number(mark) for mark in found["marks"]]
-        if sum(sizes.values()) > _MOST_BYTES or len(marks) > _MOST_MARKS:
+        if sum(sizes.values()) > MOST_BYTES or len(marks) > MOST_MARKS:
             raise ValueError("too much")
         return {
             "recorded": {

@@ -156,7 +156,7 @@ def test_a_trace_of_pytorch_gets_its_epoch(torch: Torch, tmp_path: Path, padding
 def test_a_trace_of_pytorch_that_is_too_large_is_not_read(
     torch: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profilers, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(profilers, "MOST_BYTES", 1 << 20)
     profiler = profilers.choose(tmp_path, all_threads=False)
     profiler.warm_up()
     torch.text += " " * (1 << 20)
@@ -166,7 +166,7 @@ def test_a_trace_of_pytorch_that_is_too_large_is_not_read(
 
 
 def test_a_trace_is_written_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profilers, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(profilers, "MOST_BYTES", 1 << 20)
     with pytest.raises(ValueError, match="its profile is larger than 1 MiB"):
         profilers._write(tmp_path / "trace.json", 0, ({"number": number} for number in itertools.count()))
     assert (tmp_path / "trace.json").stat().st_size < 2 << 20

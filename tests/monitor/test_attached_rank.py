@@ -385,7 +385,7 @@ def test_threads_that_arm_cancel_and_mark_as_they_like(fake: Fake) -> None:
 
 
 def test_a_profile_that_is_too_large(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profilers, "_MOST_BYTES", 1)
+    monkeypatch.setattr(profilers, "MOST_BYTES", 1)
     attachment = profile.Attachment()
     arm(attachment, 1, 1)
     steps.mark()

@@ -18,3 +18,4 @@ if pair.included():
     assert hvd.allreduce(torch.tensor(1.0), name="pair", op=hvd.Sum, process_set=pair) == 2
 if hvd.rank() == 0:
     print("process sets:", *hvd.mpi_ops._basics._get_process_set_ids_and_ranks().values())
+hvd.barrier()  # a rank that ends shuts the job down for those that are still at work

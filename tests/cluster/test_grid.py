@@ -88,6 +88,7 @@ def test_soak_over_ssh(cluster, tmp_path):
     run_over(cluster(2, ssh=True), [2, 2], tmp_path, [SOAK, "--seconds", "8", "--seed", "20261122"])
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
 @layouts
 @extents

@@ -148,7 +148,7 @@ def container(folder: Path, host: str, hosts: list[str], **hyperparameters: obje
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", [None, 1])
+@pytest.mark.parametrize("fails", [None, pytest.param(1, marks=pytest.mark.thorough)])
 def test_the_toolkit_of_sagemaker(fresh_cluster: Callable[..., Cluster], tmp_path: Path, fails: int | None) -> None:
     pytest.importorskip("sagemaker_training")
     cluster = fresh_cluster(2)

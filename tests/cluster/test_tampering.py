@@ -47,6 +47,11 @@ def cases(*all_of: tuple[str, str, str]) -> list[Any]:
     return [pytest.param(*case, id="-".join(case[:2]) + f"-{case[2][:8]}") for case in all_of]
 
 
+def in_short(*values: str, short: bool) -> Any:
+    """A place in a sweep of them; `make test-slow` has those of `short`."""
+    return pytest.param(*values, marks=pytest.mark.slow if short else pytest.mark.thorough)
+
+
 SHORT = cases(
     ("rendezvous0", "up", "300"),
     ("mesh", "up", "20"),
@@ -141,7 +146,7 @@ def test_a_changed_byte(
         assert told[0]["error"] == "JobBrokenError" and "MAC" in told[0]["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("sealed", SEALED)
 @pytest.mark.parametrize("case", [pytest.param(tuple(each.values), id=each.id) for each in SWEEP])
 def test_a_changed_byte_anywhere(
@@ -151,9 +156,10 @@ def test_a_changed_byte_anywhere(
 
 
 # The first connection of the second node is that of its hvdrun to the first one's.
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["up", "down"])
-@pytest.mark.parametrize("at", ["0", "5", "45", "110", "145", "170", "350"])
+@pytest.mark.parametrize(
+    "at", [in_short(at, short=at in ("45", "170")) for at in ("0", "5", "45", "110", "145", "170", "350")]
+)
 def test_a_changed_byte_between_two_hvdruns(cluster: Callable[..., Cluster], tmp_path: Path, at: str, way: str) -> None:
     hosts = cluster(2, ipv6=False)
     key = tmp_path / "key"
@@ -182,15 +188,18 @@ def test_a_changed_byte_between_two_hvdruns(cluster: Callable[..., Cluster], tmp
 
 # From hvdrun's host to one with a rank: the ssh connection that the node's agent speaks over; then what the rank
 # connects to, in its order: the driver's server for workers, and the generation's rendezvous.
-@pytest.mark.slow
 @pytest.mark.cluster("sshd", "ssh")
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize(
     ("kind", "at"),
     [
-        *((f"rendezvous{number}", at) for number in (0, 1) for at in ("3", "60", "145", "170")),
-        *(("ssh", at) for at in ("2", "60", "1200", "2500")),
-        ("data", OBJECT),
+        *(
+            in_short(f"rendezvous{number}", at, short=at == "145")
+            for number in (0, 1)
+            for at in ("3", "60", "145", "170")
+        ),
+        *(in_short("ssh", at, short=at == "1200") for at in ("2", "60", "1200", "2500")),
+        in_short("data", OBJECT, short=True),
     ],
 )
 def test_a_changed_byte_of_an_elastic_job(

@@ -24,7 +24,7 @@ def run(size: int, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_by_two_learns_what_one_rank_learns(tmp_path: Path) -> None:
     results = []
     for size, tensor, steps in ((4, 2, 100), (1, 1, 20)):

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "torch" / "records.p
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_it_writes_the_records_once_and_learns_them_with_any_number_of_ranks(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}
     environment["OMP_NUM_THREADS"] = "1"

@@ -7,7 +7,9 @@ import pytest
 
 # Keras 3 on its backends, and Keras 2.
 KERAS = pytest.mark.parametrize(
-    "backend", ("tensorflow", "tf_keras", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
+    "backend",
+    ("tensorflow", *(pytest.param(other, marks=pytest.mark.thorough) for other in ("tf_keras", "torch"))),
+    indirect=True,
 )
 
 

@@ -239,7 +239,9 @@ def _errors():
         layers.RowParallelLinear(6, process_set=first)
 
 
-BOTH = pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.slow)), indirect=True)
+BOTH = pytest.mark.parametrize(
+    "backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
+)
 
 
 @BOTH

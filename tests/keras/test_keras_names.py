@@ -23,7 +23,7 @@ def _other_shapes():
             model.fit(np.zeros((4, 3)), np.zeros((4, classes)), verbose=0)
 
 
-@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.slow)), indirect=True)
+@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True)
 def test_other_shapes_on_a_rank_are_an_error_on_all(keras_ranks):
     keras_ranks(2).run(_other_shapes)
 

@@ -125,7 +125,7 @@ def test_uneven_batches_equal_one_process_with_the_whole_batch(keras_ranks, size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ("tensorflow", "torch"), indirect=True)
+@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True)
 def test_uneven_batches_in_every_way(keras_ranks, backend):
     ways = [("train_step", False), ("callback", True), ("function", True), ("asked for", False)]
     keras_ranks(2).run(_equal_the_whole_batch, ways, timeout=120)

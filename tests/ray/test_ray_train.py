@@ -109,7 +109,7 @@ def test_rays_own_torch_backend_takes_the_name_of_ours(cluster, tmp_path):
     ("name", "accuracy", "options"),
     [
         pytest.param("digits_executor.py", r"test accuracy: (\S+)%", (), marks=pytest.mark.thorough),
-        pytest.param("digits_train.py", r"'accuracy': (\S+),", ("--storage",), marks=pytest.mark.slow),
+        pytest.param("digits_train.py", r"'accuracy': (\S+),", ("--storage",), marks=pytest.mark.thorough),
         pytest.param("digits_keras.py", r"'accuracy': (\S+),", ("--storage",), marks=pytest.mark.thorough),
     ],
 )

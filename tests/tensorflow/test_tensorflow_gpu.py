@@ -93,8 +93,16 @@ NEIGHBOURS = [*test_tensorflow_ops.CASES, *test_tensorflow_gradients.CASES]
 NEIGHBOURS.remove(test_tensorflow_ops._place)  # which has no tensors
 
 
+# They trace many functions, the same on GPUs as on the CPU.
+TRACING = ("_loops", "_other_names_and_factors_in_each_step", "_recorded_from_threads", "_splits_from_threads")
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", NEIGHBOURS, ids=lambda case: f"{case.__module__.rpartition('_')[2]}-{case.__name__}")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.thorough if case.__name__ in TRACING else ()) for case in NEIGHBOURS],
+    ids=lambda case: f"{case.__module__.rpartition('_')[2]}-{case.__name__}",
+)
 def test_what_works_on_the_cpu(on_gpus, case, size):
     """TensorFlow puts on a GPU whatever it can."""
     pool = on_gpus(size)

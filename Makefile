@@ -9,8 +9,8 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
 # Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
 PIP_FLAGS ?=
-# More than two cores can run at once: tests wait much, for what they have started or stopped.
-TEST_JOBS ?= 4
+# One more than there are cores on a small machine: tests wait for what they have started or stopped.
+TEST_JOBS ?= 3
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
 # With `-t online` the site links to the documentation of Python, NumPy and PyTorch.

@@ -417,7 +417,7 @@ def test_a_time_of_a_job_of_pytorch(job: Callable[..., Launch], client: Callable
     """It needs no marks: the reporter's thread records all threads."""
     running = job(TORCH)
     running.expect(b"rolling", 2)
-    ended = client(running, "profile", "--seconds", "1", "--output", "profile").finish(5 * LIMIT_S)
+    ended = client(running, "profile", "--seconds", "5", "--output", "profile").finish(5 * LIMIT_S)
     assert ended.code == 0, ended.err
     for rank in (0, 1):
         about, trace, _ = read(tmp_path / "profile", rank)

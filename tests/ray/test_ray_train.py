@@ -21,10 +21,11 @@ EXAMPLES = ROOT / "examples" / "ray"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # Ray starts a process for each worker, which imports PyTorch
 def test_the_page_about_ray_runs(cluster, tmp_path):
     page = (ROOT / "docs" / "users" / "ray.md").read_text()
     script = tmp_path / "train.py"
-    watchdog = "import faulthandler\nfaulthandler.dump_traceback_later(200, exit=True)\n"  # if it hangs, it says where
+    watchdog = "import faulthandler\nfaulthandler.dump_traceback_later(500, exit=True)\n"  # if it hangs, it says where
     script.write_text(watchdog + "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
     done = subprocess.run(
         [sys.executable, "-P", script],
@@ -32,7 +33,7 @@ def test_the_page_about_ray_runs(cluster, tmp_path):
         env={**os.environ, "RAY_ADDRESS": cluster.address},  # else it would find this cluster, and wait for its nodes
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,8 +27,9 @@ import psutil
 
 # With these variables modules start no threads when they are imported; a process with threads cannot be forked.
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Arrow starts a thread that frees memory; Keras imports it by way of pandas, if that is installed.
-SINGLE["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+# Keras imports these if they are installed, which takes as long as the rest of it and TensorFlow. By way of pandas it
+# would import Arrow, which starts a thread.
+LEFT_OUT = ("matplotlib", "pandas", "scipy", "sklearn")
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -173,8 +174,11 @@ def _report(pidfd: int, pid: int, end: int) -> None:
 
 def _main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
+    sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]  # to import None is an ImportError
     for module in sys.argv[2:]:
         import_module(module)
+    for module in LEFT_OUT:
+        del sys.modules[module]  # the children may import them
     assert len(os.listdir("/proc/self/task")) == 1, f"{sys.argv[2:]}: a module has started a thread"
     gc.freeze()  # the children's garbage collectors skip imported objects, and so do not copy their memory
     todo = _serve(orders)

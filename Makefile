@@ -9,7 +9,7 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
 # Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
 PIP_FLAGS ?=
-# One more than there are cores on a small machine: tests wait for what they have started or stopped.
+# One more than the two cores of a small machine: tests often wait for what they have started or stopped.
 TEST_JOBS ?= 3
 TEST_FLAGS ?=
 BENCH_FLAGS ?=

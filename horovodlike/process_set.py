@@ -288,18 +288,22 @@ def register(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def _add_one_or_parts(chosen: ProcessSet) -> None:
-    """Add a set that all ranks describe alike, or the parts if each rank describes its own by a communicator."""
+    """Add a set that all ranks describe alike, or the parts if each rank describes its own by a communicator.
+
+    What the ranks tell each other for that is not authenticated; changed, it is an error of one of the calls.
+    """
     try:
         add_process_set(chosen)
         return
     except MismatchError:
         ranks = range(basics.size())
-        own = bytes([chosen.mpi_comm is not None, *(rank in (chosen.ranks or ()) for rank in ranks)])
+        by_communicator = chosen.mpi_comm is not None and set(chosen.ranks or ()) <= set(ranks)
+        own = bytes([by_communicator, *(rank in (chosen.ranks or ()) for rank in ranks)])
         gathered = ops.allgather_bytes("add_process_set.parts", own)
         rows = [gathered[start : start + len(own)] for start in range(0, len(gathered), len(own))]
         parts = [[rank for rank in ranks if row[1 + rank]] for row in rows]
         are_parts = all(rank in part and part == parts[part[0]] for rank, part in enumerate(parts))
-        if not are_parts or not all(by_communicator for by_communicator, *_ in rows):
+        if not are_parts or not all(row[0] for row in rows):
             raise
     for rank, part in enumerate(parts):
         if rank == part[0]:

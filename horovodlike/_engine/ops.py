@@ -72,6 +72,7 @@ def allgather_bytes(name: str, data: bytes, process_set: int = 0) -> memoryview:
     """Return the data of all ranks of a process set, one after the other; what comes is not authenticated.
 
     Raises:
+        MismatchError: The ranks do not agree about the request.
         HorovodInternalError: The job is broken or shut down.
         ValueError: Not initialised.
     """

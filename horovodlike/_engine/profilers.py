@@ -26,7 +26,7 @@ THREAD_NAME = "horovodlike-profile"
 MOST_BYTES = 256 << 20
 """The size of the files of a rank's profile, at most."""
 MOST_MARKS = 100_000
-"""So many ends of steps are in a profile, at most."""
+"""The number of marks of steps in a profile, at most."""
 CHUNK_BYTES = 1 << 18
 """The size of a part of a file that is sent, at most."""
 _MOST_CALLS = 500_000

@@ -28,8 +28,8 @@ _STEPS = 3  # a point has at least
 _PERIOD_S = 0.9
 SLOW, _STILL_SLOW = 0.12, 0.06  # slower than the median of the others by this part of their time
 _EXCESS, _STILL_EXCESS = 0.05, 0.02  # ... and by this part of a step
-_SCARCE = 0.85  # the others had a processor for less of the time in which they could run: ranks take turns,
-_SLOW_TURNS = 0.3  # and whose turns are shorter changes; only a rank that is slower by more is to blame
+_SCARCE = 0.85  # the others of the host had a processor for less of the time in which they could run: they take turns
+_SLOW_TURNS = 0.3  # whose turns are shorter changes, so a rank is to blame only if it is slower by more
 _HELD_SHARE = 0.8  # of the points, in which the rank was slower at all
 _SLOWER = 0.05
 _LEAST = 0.01  # a rank's own part of a step counts as this much at least
@@ -195,24 +195,24 @@ class SlowRanks:
         if before is not None:
             if slower < _STILL_SLOW or excess < _STILL_EXCESS:
                 return None
-        elif slower < SLOW or excess < _EXCESS or not _has_lasted(points) or self._takes_turns(rank, slower):
+        elif slower < SLOW or excess < _EXCESS or not _has_lasted(points):
             return None
         kind = self._reason(rank, last, before)
+        if before is None and kind == COMPUTE and self._takes_turns(rank, points):
+            return None
         since = self._since(rank) if before is None else before.since_step
         begun = f" since step {since:,}" if self._before[rank].steps else ""
         where = {COMPUTE: " in compute", INPUT: " in input", UNKNOWN: ""}[kind]
         text = f"rank {rank} is {_percent(slower)} slower{where}{begun}: {self._evidence(rank, kind)}"
         return Verdict([rank], kind, slower, since, text)
 
-    def _takes_turns(self, rank: int, slower: float) -> bool:
-        """Return whether the rank may have been slower because there are fewer processors than ranks that compute."""
-        mine, others = self._split(rank)
-        return slower < _SLOW_TURNS and _waited_for_processor(mine) and _supply(others) < _SCARCE
-
-    def _split(self, rank: int) -> tuple[list[Measure], list[Measure]]:
-        """Return the measures of a rank and those of the others, in all points."""
-        mine = [point[rank] for point in self._points]
-        return mine, [each for point in self._points for other, each in point.items() if other != rank]
+    def _takes_turns(self, rank: int, mine: list[Measure]) -> bool:
+        """Return whether the ranks of the host have too few processors, and this one only had shorter turns."""
+        if median(each.slower for each in mine) >= _SLOW_TURNS:
+            return False
+        beside = [other for other, host in self._hosts.items() if other != rank and host == self._hosts.get(rank)]
+        theirs = [point[other] for point in self._points for other in beside if other in point]
+        return bool(theirs) and _supply(theirs) < _SCARCE and _has_shorter_turns(mine, theirs)
 
     def _reason(self, rank: int, last: list[Measure], before: Verdict | None) -> str:
         """Return the kind of a verdict: the former one, unless each of the last points says otherwise."""
@@ -232,14 +232,15 @@ class SlowRanks:
         return since
 
     def _evidence(self, rank: int, kind: str) -> str:
-        mine, others = self._split(rank)
+        mine = [point[rank] for point in self._points]
+        others = [each for point in self._points for other, each in point.items() if other != rank]
         if kind != COMPUTE:
             why = "" if kind == INPUT else ", but waited for a GPU, for input or for something else"
             return (
                 f"for {_percent(_idle(mine))} of the time it neither computed nor was in a collective{why}; the others "
                 f"for {_percent(_idle(others))}"
             )
-        if _waited_for_processor(mine):
+        if _has_shorter_turns(mine, others):
             text = (
                 f"when it could run, it had a processor for {_percent(_supply(mine))} of the time, the others for "
                 f"{_percent(_supply(others))}"
@@ -330,11 +331,6 @@ def _reason(points: list[Measure], has_gpu: bool) -> str:
     return UNKNOWN if has_gpu or points[-1].delay is None else INPUT
 
 
-def _waited_for_processor(points: list[Measure]) -> bool:
-    """Return whether what a rank was slower by was the wait for a processor rather than more work."""
-    return median(each.excess_delay for each in points) > median(each.excess_cpu for each in points)
-
-
 def _idle(points: list[Measure]) -> float:
     return max(0.0, median(each.own - each.cpu - (each.delay or 0.0) for each in points))
 
@@ -342,6 +338,10 @@ def _idle(points: list[Measure]) -> float:
 def _supply(points: list[Measure]) -> float:
     """Return the part of the time in which threads could run, and did."""
     return median(each.cpu / max(_LEAST, each.cpu + (each.delay or 0.0)) for each in points)
+
+
+def _has_shorter_turns(points: list[Measure], others: list[Measure]) -> bool:
+    return _supply(points) < (1 - _SLOWER) * _supply(others)
 
 
 def _between_hosts(

@@ -88,6 +88,13 @@ def test_soak_over_ssh(cluster, tmp_path):
     run_over(cluster(2, ssh=True), [2, 2], tmp_path, [SOAK, "--seconds", "8", "--seed", "20261122"])
 
 
+@pytest.mark.slow
+@pytest.mark.cluster("sshd", "ssh", "mpirun")
+def test_a_part_over_mpi(cluster, tmp_path):
+    program = [*grid_of([1, 1]), "--brief", "--mpi", "allreduce", "alltoall", "process_sets", "join"]
+    run_over(cluster(2, ssh=True), [1, 1], tmp_path, program, "--mpi")
+
+
 @pytest.mark.thorough
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
 @layouts

@@ -270,7 +270,7 @@ def test_the_page_about_profiles_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [pytest.param([0], id="torch"), pytest.param([1, 2], id="tensorflow", marks=pytest.mark.slow)]
+    "numbers", [pytest.param([0], id="torch"), pytest.param([1, 2], id="tensorflow and keras", marks=pytest.mark.slow)]
 )
 def test_the_page_about_uneven_batches_runs(tmp_path: Path, numbers: list[int]) -> None:
     scripts = list(blocks(ROOT / "docs" / "users" / "uneven_batches.md", "python"))

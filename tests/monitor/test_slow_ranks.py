@@ -154,6 +154,28 @@ def test_ranks_that_take_turns_on_too_few_processors_are_not_blamed_for_shorter_
     assert text.startswith("rank 2 is ") and "when it could run, it had a processor for" in text
 
 
+@pytest.mark.parametrize(
+    ("slow", "reason"),
+    [
+        (Rank(supply=0.71, reads=0.025), "input"),
+        (Rank(supply=0.71, work=1.25), "its steps take 2"),
+    ],
+    ids=["input", "work"],
+)
+def test_too_few_processors_hide_no_other_reason(slow: Rank, reason: str) -> None:
+    for seed in range(10):
+        slow.sums = Rank().sums
+        job = Job([Rank(supply=0.71), Rank(supply=0.71), slow], seed, noise=0.05)
+        [text] = job.seconds(2 * WINDOW)
+        assert text.startswith("rank 2 is ") and reason in text, text
+
+
+def test_turns_are_compared_with_those_of_the_same_host() -> None:
+    job = Job([Rank(supply=0.71), Rank(supply=0.6), Rank(supply=0.71), Rank(supply=0.99)], noise=0.05, hosts=2)
+    [text] = job.seconds(2 * WINDOW)
+    assert text.startswith("rank 1 is ")
+
+
 def test_a_rank_at_the_threshold_does_not_come_and_go() -> None:
     job = Job([Rank(), Rank(), Rank(supply=0.88)], noise=0.1)
     assert len(job.seconds(200)) == 1

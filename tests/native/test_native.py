@@ -39,7 +39,7 @@ def program_of(test):
     return f"{test.parent.name}_tests"
 
 
-# They wait for time limits, or try very many orders of events, as they do under the sanitizers.
+# They wait for time limits, or try very many orders of events.
 TAKE_LONG = {"external_test", "aggregator_race_test", "gpu_collectives_test", "hosts_life_test"}
 TAKE_LONG |= {"negotiate_race_test", "stall_test"}
 
@@ -50,7 +50,7 @@ def of_build(build, *more):
         return pytest.param(build, *more, marks=pytest.mark.aarch64)
     if build in SANITIZERS:
         return pytest.param(build, *more, marks=pytest.mark.thorough)
-    return pytest.param(build, *more, marks=[pytest.mark.thorough for test in more if test.stem in TAKE_LONG])
+    return pytest.param(build, *more, marks=[pytest.mark.slow for test in more if test.stem in TAKE_LONG])
 
 
 without_threads = pytest.mark.parametrize(

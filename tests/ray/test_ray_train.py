@@ -106,12 +106,13 @@ def test_rays_own_torch_backend_takes_the_name_of_ours(cluster, tmp_path):
     assert (result.metrics["backend"], result.metrics["total"]) == ("hvd", 3.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "accuracy", "options"),
     [
-        pytest.param("digits_executor.py", r"test accuracy: (\S+)%", (), marks=pytest.mark.thorough),
-        pytest.param("digits_train.py", r"'accuracy': (\S+),", ("--storage",), marks=pytest.mark.thorough),
-        pytest.param("digits_keras.py", r"'accuracy': (\S+),", ("--storage",), marks=pytest.mark.thorough),
+        ("digits_executor.py", r"test accuracy: (\S+)%", ()),
+        ("digits_train.py", r"'accuracy': (\S+),", ("--storage",)),
+        ("digits_keras.py", r"'accuracy': (\S+),", ("--storage",)),
     ],
 )
 def test_example(cluster, tmp_path, name, accuracy, options):

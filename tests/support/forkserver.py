@@ -27,8 +27,8 @@ import psutil
 
 # With these variables modules start no threads when they are imported; a process with threads cannot be forked.
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Keras imports these if they are installed, which takes as long as the rest of it and TensorFlow. By way of pandas it
-# would import Arrow, which starts a thread.
+# Keras imports these if they are installed, which takes as long as TensorFlow and the rest of Keras; by way of pandas
+# also Arrow, which starts a thread. So Keras does not know DataFrames here.
 LEFT_OUT = ("matplotlib", "pandas", "scipy", "sklearn")
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -3,8 +3,8 @@
 `make test-slow` runs the tests with the mark `slow`, which also have to pass before a change lands.
 `make test-aarch64` runs those with the mark `aarch64`, which only `-m aarch64` chooses. `pytest --thorough` runs every
 other test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
-- tests with the mark `thorough`: sweeps over all places of a fault, of which others have the typical ones; what is
-  tested with one framework or backend, with another, such as Keras on torch; examples of what a page's test runs;
+- tests with the mark `thorough`: sweeps over all places of a fault, where other tests have the typical places; the same
+  with a second framework or backend, such as Keras on torch; examples whose subject the test of a page covers;
 - in folders whose tests start processes, numbers of ranks other than 3 where a test exists for several;
 - in the same folders, most combinations of parameters: each value of each parameter occurs at least once;
 - within tests of the core that go through very many cases, a part of the cases (`check::is_brief`).

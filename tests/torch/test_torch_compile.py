@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not custom_ops.IS_AVAILABLE, reason="torch is too old for operators with effects"),
 ]
 
-BACKENDS = (pytest.param("eager", marks=pytest.mark.thorough), "aot_eager")  # the second does what the first does
+BACKENDS = (pytest.param("eager", marks=pytest.mark.thorough), "aot_eager")  # the second does more
 # Compiles C++, which takes its time on a busy machine.
 INDUCTOR_SECONDS = 280
 Function = Callable[..., list[torch.Tensor]]

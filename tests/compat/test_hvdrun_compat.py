@@ -30,8 +30,11 @@ print("rank", hvd.rank(), "of", hvd.size(), "by", hvd.__name__)
 """
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "plain" else pytest.mark.thorough) for path in SCRIPTS],
+    ids=lambda path: path.stem,
+)
 def test_a_script_written_for_horovod_learns(run: Run, path: Path) -> None:
     text = path.read_text()
     assert (

@@ -46,7 +46,7 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which are only for test-all
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands
+test-slow: $(STAMPS)/dev ## run the tests that take long, which have to pass each night
 	$(PYTEST) -m slow
 
 test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, and the core under sanitizers

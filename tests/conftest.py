@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 return "spark"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
-                shares = re.search("tests/(cluster|packaging)/|/test_(site|error_messages|straggler_cases)", nodeid)
+                shares = re.search("/(cluster|packaging)/|/test_(aliases|site|error_messages|straggler_cases)", nodeid)
                 return nodeid.partition("::")[0] if shares else nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
             return f"{framework[1]} on {size[1] if size else 2} ranks"

@@ -215,9 +215,9 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     "page",
     [
         "arrays.md",
-        "asynchronous.md",
-        "data_parallel.md",
-        "engine.md",
+        pytest.param("asynchronous.md", marks=pytest.mark.slow),
+        pytest.param("data_parallel.md", marks=pytest.mark.slow),
+        pytest.param("engine.md", marks=pytest.mark.slow),
         pytest.param("parameter_server.md", marks=pytest.mark.slow),
         "settings.md",
     ],
@@ -269,9 +269,8 @@ def test_the_page_about_profiles_runs(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "numbers", [pytest.param([0], id="torch"), pytest.param([1, 2], id="tensorflow and keras", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [pytest.param([0], id="torch"), pytest.param([1, 2], id="tensorflow and keras")])
 def test_the_page_about_uneven_batches_runs(tmp_path: Path, numbers: list[int]) -> None:
     scripts = list(blocks(ROOT / "docs" / "users" / "uneven_batches.md", "python"))
     script = tmp_path / "train.py"

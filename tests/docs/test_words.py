@@ -8,10 +8,6 @@ import words
 from tables import ROOT, rows
 
 
-def test_the_words_are_plain() -> None:
-    assert list(words.findings([])) == []
-
-
 def test_no_class_name_is_defined_twice() -> None:
     assert list(words.repeated()) == []
     text = "struct A;\nclass B final : public C {\nstruct C::D {\nclass E {};\n"

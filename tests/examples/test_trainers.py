@@ -36,7 +36,12 @@ OWN: tuple[str, ...] = ()  # by horovodlike's own optimizer or strategy
 
 @pytest.mark.parametrize(
     ("name", "options", "ours"),
-    [("lightning", EPOCHS, OWN), ("accelerate", EPOCHS, HVD), ("transformers", STEPS, HVD), ("keras", EPOCHS, HVD)],
+    [
+        pytest.param("lightning", EPOCHS, OWN, marks=pytest.mark.slow),
+        ("accelerate", EPOCHS, HVD),
+        pytest.param("transformers", STEPS, HVD, marks=pytest.mark.slow),
+        pytest.param("keras", EPOCHS, HVD, marks=pytest.mark.slow),
+    ],
 )
 def test_the_losses_are_those_of_gloo(tmp_path, name, options, ours):
     _compare(tmp_path, name, options, ours)

@@ -64,6 +64,7 @@ def _copies():
     assert gradients_of(copy.deepcopy(plain)) is None
 
 
+@pytest.mark.slow
 def test_copies_are_distributed(keras_ranks):
     keras_ranks(2).run(_copies)
 

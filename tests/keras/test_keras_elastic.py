@@ -10,7 +10,13 @@ import pytest
 
 # Keras 3 on its backends, and Keras 2.
 KERAS = pytest.mark.parametrize(
-    "backend", ("tensorflow", "tf_keras", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
+    "backend",
+    (
+        "tensorflow",
+        pytest.param("tf_keras", marks=pytest.mark.slow),
+        pytest.param("torch", marks=pytest.mark.thorough),
+    ),
+    indirect=True,
 )
 
 

@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
 TF_KERAS = pytest.mark.parametrize("backend", ("tf_keras",), indirect=True)
 KERAS_3 = pytest.mark.parametrize("backend", ("tensorflow",), indirect=True)
 BATCH, STEPS = 12, 2
@@ -97,7 +98,6 @@ def _equals_one_rank():
             assert int(wrapped.iterations) == STEPS * passes, case
 
 
-@pytest.mark.slow
 @TF_KERAS
 def test_equals_one_rank_with_the_whole_batch(keras_ranks):
     keras_ranks(2).run(_equals_one_rank, timeout=240)
@@ -274,7 +274,6 @@ def _saved(folder):
                 assert type(tf_keras.models.load_model(path).optimizer).__module__.startswith("tf_keras.")
 
 
-@pytest.mark.slow
 @TF_KERAS
 def test_models_are_saved_and_loaded(keras_ranks, tmp_path):
     keras_ranks(2).run(_saved, str(tmp_path), timeout=120)
@@ -405,7 +404,6 @@ print("trained", hvd.rank())
 """
 
 
-@pytest.mark.slow
 def test_graphs_of_tensorflow_1(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     (tmp_path / "graph.py").write_text(GRAPH)
@@ -475,7 +473,6 @@ def test_objects_of_tf_keras_are_refused_beside_keras_3(keras_ranks):
     keras_ranks(2).run(_of_tf_keras)
 
 
-@pytest.mark.slow
 @TF_KERAS
 def test_objects_of_keras_3_are_refused_beside_tf_keras(fresh_keras_ranks):
     fresh_keras_ranks(1).run(_of_keras_3)

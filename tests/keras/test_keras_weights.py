@@ -117,6 +117,7 @@ def _check(way, traced, make, options):
     assert difference < 1e-12, (way, traced, difference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", (1, 2, 3))
 @pytest.mark.parametrize("backend", ("tensorflow", "torch"), indirect=True)
 def test_uneven_batches_equal_one_process_with_the_whole_batch(keras_ranks, size, backend):
@@ -227,6 +228,7 @@ def _tf_keras():
             hvd.DistributedOptimizer(of.SGD(1.0), weight=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ("tf_keras",), indirect=True)
 def test_tf_keras(keras_ranks, backend):
     keras_ranks(2).run(_tf_keras)

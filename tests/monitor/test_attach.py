@@ -194,6 +194,7 @@ FAKE = """
 """
 
 
+@pytest.mark.slow
 def test_a_profiler_that_raises(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
     running = job(TRAIN.replace("        steps = train()\n", f"{FAKE}\n        steps = train()\n"))
     for where, call in (("start", 1), ("start", 2), ("stop", 2), ("export", 1)):  # the first is the warm-up
@@ -234,7 +235,7 @@ REPEATED = TRAIN.replace(
 ).replace('        print("threads"', '        hvd.shutdown()\n        print("threads"')
 
 
-@pytest.mark.parametrize("amount", [("--steps", "1000"), ("--seconds", "200")])
+@pytest.mark.parametrize("amount", [("--steps", "1000"), pytest.param(("--seconds", "200"), marks=pytest.mark.slow)])
 def test_the_ranks_leave_amid_a_profile(
     job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, amount: tuple[str, str]
 ) -> None:

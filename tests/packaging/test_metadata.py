@@ -104,7 +104,7 @@ def test_a_step_that_fails_shows_its_output(wheels):
 
 
 def test_there_are_the_workflows():
-    assert WORKFLOWS.keys() == {"tests.yml", "wheels.yml", "docs.yml"}
+    assert WORKFLOWS.keys() == {"tests.yml", "nightly.yml", "wheels.yml", "docs.yml"}
 
 
 @pytest.mark.parametrize("job", jobs())

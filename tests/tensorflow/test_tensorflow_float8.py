@@ -86,6 +86,7 @@ def _movements():
                 _check(result, wanted, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_collectives(ranks, size):
     for work in (_reductions, _movements):

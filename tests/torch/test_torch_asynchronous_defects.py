@@ -78,7 +78,7 @@ def _fetches_before_the_first_integration(warm_up: int) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("warm_up", (0, 3))
+@pytest.mark.parametrize("warm_up", (pytest.param(0, marks=pytest.mark.slow), 3))
 def test_defect_2_the_first_integration_has_values_that_were_fetched_for_it(ranks, warm_up):
     ranks(2).run(_fetches_before_the_first_integration, warm_up)
 
@@ -248,7 +248,7 @@ def _trains_until_a_server_is_lost(method: str) -> tuple[float, str]:
     return failed, str(raised.value)
 
 
-@pytest.mark.parametrize("method", ("downpour", "easgd"))
+@pytest.mark.parametrize("method", (pytest.param("downpour", marks=pytest.mark.slow), "easgd"))
 def test_defect_9_a_lost_server_is_an_error_of_each_rank_in_time(fresh_ranks, method):
     pool = fresh_ranks(3)
     pool.start(_trains_until_a_server_is_lost, [(method,)] * 3)

@@ -40,7 +40,7 @@ def _train_until_killed(store: Path, victim: int) -> tuple[str, float]:
     raise AssertionError("no error")
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_while_ddp_reduces(fresh_ranks, tmp_path, victim):
     pool = fresh_ranks(3)
     pool.start(_train_until_killed, [(tmp_path / "store", victim)] * 3)

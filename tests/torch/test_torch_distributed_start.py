@@ -91,6 +91,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_under_torchrun_and_under_hvdrun(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TWICE)
@@ -242,6 +243,7 @@ def test_the_entry_point_never_raises(monkeypatch):
     assert said.strip() == "['horovodlike_torch_backend']"
 
 
+@pytest.mark.slow
 def test_the_backend_is_registered_once_where_autoload_is_off():
     ways = ("import horovodlike.torch.distributed", "import horovodlike_torch_backend as it; it.register()")
     registered = set()

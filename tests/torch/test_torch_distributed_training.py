@@ -85,6 +85,7 @@ def test_ddp_has_the_bits_of_the_distributed_optimizer(ranks, tmp_path, size):
     ranks(size).run(_ddp, tmp_path / "store", timeout=120)
 
 
+@pytest.mark.slow
 def test_ddp_while_the_engine_overlaps(fresh_ranks, tmp_path):
     pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": "always"})
     pool.run(_ddp, tmp_path / "store", timeout=120)

@@ -372,6 +372,7 @@ def _interrupted_and_continued(jobs: list[Generation], folder: str, rank: int) -
         assert again[1:] == whole[1:], kind
 
 
+@pytest.mark.slow
 def test_a_job_that_is_started_again_comes_to_the_same(fresh_ranks, generations, tmp_path):
     jobs = generations(*[2] * 2 * len(KINDS))
     pool = fresh_ranks(2)
@@ -449,6 +450,7 @@ def _interrupted_amid_random_numbers(jobs: list[Generation], folder: str, rank: 
             hvd.shutdown()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_started_again_continues_with_the_same_random_numbers(fresh_ranks, generations, tmp_path):
     jobs = generations(*[2] * sum(1 + 2 * len(each) for each in RANDOM_KINDS.values()))
     fresh_ranks(2).run_each(_interrupted_amid_random_numbers, [(jobs, str(tmp_path), rank) for rank in range(2)])

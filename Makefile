@@ -43,7 +43,7 @@ demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compa
 demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and with Keras on both backends
 	$(BIN)/python examples/demo.py tensorflow
 
-test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which are only for test-all
+test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which it leaves out
 	$(PYTEST) -m 'not slow'
 
 test-slow: $(STAMPS)/dev ## run the tests that take long, which have to pass each night

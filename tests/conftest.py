@@ -29,8 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """With `pytest -n 3 --dist loadgroup`, have one worker make what several tests share.
 
-    These are pools of ranks, wheels, the site, a Ray cluster and sessions of Spark. The mark `xdist_group` would say
-    the same, but xdist 3.8 ignores it under pytest 9.2.
+    These are pools of ranks, frameworks that are imported, wheels, the site, a Ray cluster and sessions of Spark. The
+    mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """
     if config.getvalue("dist") != "loadgroup":
         return None

@@ -262,7 +262,7 @@ PARAMETERS = """
 """
 
 
-@pytest.mark.parametrize("seals", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.parametrize("seals", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_servers_of_parameters(
     cluster: Callable[..., Cluster], program: Callable[[str], Path], tmp_path: Path, seals: str
 ) -> None:

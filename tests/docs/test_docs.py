@@ -216,7 +216,7 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     [
         "arrays.md",
         pytest.param("asynchronous.md", marks=pytest.mark.slow),
-        pytest.param("data_parallel.md", marks=pytest.mark.slow),
+        "data_parallel.md",
         pytest.param("engine.md", marks=pytest.mark.slow),
         pytest.param("parameter_server.md", marks=pytest.mark.slow),
         "settings.md",

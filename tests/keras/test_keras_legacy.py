@@ -12,7 +12,6 @@ import cloudpickle
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
 TF_KERAS = pytest.mark.parametrize("backend", ("tf_keras",), indirect=True)
 KERAS_3 = pytest.mark.parametrize("backend", ("tensorflow",), indirect=True)
 BATCH, STEPS = 12, 2
@@ -98,6 +97,7 @@ def _equals_one_rank():
             assert int(wrapped.iterations) == STEPS * passes, case
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_equals_one_rank_with_the_whole_batch(keras_ranks):
     keras_ranks(2).run(_equals_one_rank, timeout=240)
@@ -207,6 +207,7 @@ def _mixed_precision():
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_loss_scaling_is_the_same_on_all_ranks(keras_ranks):
     keras_ranks(2).run(_loss_scaling, 1)
@@ -235,6 +236,7 @@ def _copies():
             assert objects.gradients_of(way(scaled)).options == objects.gradients_of(scaled).options
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_copies_are_distributed(keras_ranks):
     keras_ranks(2).run(_copies)
@@ -274,6 +276,7 @@ def _saved(folder):
                 assert type(tf_keras.models.load_model(path).optimizer).__module__.startswith("tf_keras.")
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_models_are_saved_and_loaded(keras_ranks, tmp_path):
     keras_ranks(2).run(_saved, str(tmp_path), timeout=120)
@@ -317,6 +320,7 @@ def _legacy_state():
             assert np.array_equal(everywhere[0], everywhere[1]) == ("mine_too" in variable.name), (name, variable.name)
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_states_of_all_optimizers(keras_ranks):
     keras_ranks(2).run(_legacy_state)
@@ -404,6 +408,7 @@ print("trained", hvd.rank())
 """
 
 
+@pytest.mark.slow
 def test_graphs_of_tensorflow_1(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     (tmp_path / "graph.py").write_text(GRAPH)
@@ -473,6 +478,7 @@ def test_objects_of_tf_keras_are_refused_beside_keras_3(keras_ranks):
     keras_ranks(2).run(_of_tf_keras)
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_objects_of_keras_3_are_refused_beside_tf_keras(fresh_keras_ranks):
     fresh_keras_ranks(1).run(_of_keras_3)

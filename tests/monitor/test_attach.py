@@ -131,6 +131,7 @@ def test_a_job_without_a_framework(job: Callable[..., Launch], client: Callable[
     assert sum(event["name"] == "ALLREDUCE" for event in own) > 20
 
 
+@pytest.mark.slow
 def test_clients_that_go_or_come_together(
     job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path
 ) -> None:
@@ -194,10 +195,16 @@ FAKE = """
 """
 
 
-@pytest.mark.slow
-def test_a_profiler_that_raises(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "failures",
+    [[("start", 2)], pytest.param([("start", 1), ("stop", 2), ("export", 1)], marks=pytest.mark.slow)],
+    ids=["in start", "elsewhere"],
+)
+def test_a_profiler_that_raises(
+    job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, failures: list[tuple[str, int]]
+) -> None:
     running = job(TRAIN.replace("        steps = train()\n", f"{FAKE}\n        steps = train()\n"))
-    for where, call in (("start", 1), ("start", 2), ("stop", 2), ("export", 1)):  # the first is the warm-up
+    for where, call in failures:  # the first call of each is that of the warm-up
         (tmp_path / f"fail.{where}").write_text(str(call))
         ended = client(running, "profile", "--steps", "2", "--output", where).finish()
         assert ended.code == 1
@@ -263,6 +270,7 @@ def test_the_ranks_leave_amid_a_profile(
     assert [each.name for each in tmp_path.iterdir() if each.is_dir() and "third" in each.name] == []
 
 
+@pytest.mark.slow
 def test_steps_that_nobody_marks(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
     running = job(TRAIN.replace("hvd.step()", "pass").replace('hvd.metrics()["steps"] == steps', "True"))
     ended = client(running, "profile", "--steps", "2").finish()

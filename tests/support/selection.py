@@ -1,6 +1,7 @@
 """The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
 
-`make test-slow` runs the tests with the mark `slow`, which have to pass each night.
+`make test-slow` runs the tests with the mark `slow`, which have to pass each night: they take long, and a test of
+`make test` touches their subject too.
 `make test-aarch64` runs those with the mark `aarch64`, which only `-m aarch64` chooses. `pytest --thorough` runs every
 other test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
 - tests with the mark `thorough`: sweeps over all places of a fault, where other tests have the typical places; the same
@@ -43,9 +44,10 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     chosen = set(items if "aarch64" in config.getoption("markexpr") else _unmarked(items, "aarch64"))
     if not config.getoption("thorough"):
-        functions: dict[str, list[pytest.Item]] = {}
+        functions: dict[tuple[str, bool], list[pytest.Item]] = {}
         for item in _unmarked(filter(chosen.__contains__, items), "thorough"):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            is_slow = item.get_closest_marker("slow") is not None
+            functions.setdefault((item.nodeid.partition("[")[0], is_slow), []).append(item)
         chosen = {item for those in functions.values() for item in _chosen(those)}
     left_out = [item for item in items if item not in chosen]
     items[:] = [item for item in items if item in chosen]

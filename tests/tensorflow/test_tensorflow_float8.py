@@ -86,8 +86,7 @@ def _movements():
                 _check(result, wanted, dtype)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_collectives(ranks, size):
-    for work in (_reductions, _movements):
-        ranks(size).run(work)
+@pytest.mark.parametrize("work", [_movements, pytest.param(_reductions, marks=pytest.mark.slow)])
+def test_collectives(ranks, work, size):
+    ranks(size).run(work)

@@ -453,19 +453,26 @@ CASES = (
     _different_order_on_each_rank,
     _eagerly_from_threads,
     _splits_from_threads,
-    pytest.param(_recorded_from_threads, marks=pytest.mark.slow),
+    _recorded_from_threads,
     _nothing_is_computed_beforehand,
     _unnamed_ones_are_known,
     _names_in_branches,
     _loops,
     _traced_graphs_are_collected,
-    pytest.param(_other_names_and_factors_in_each_step, marks=pytest.mark.slow),
+    _other_names_and_factors_in_each_step,
     _place,
     _graph_of_tensorflow_1,
 )
 
 
+SLOW = (_recorded_from_threads, _other_names_and_factors_in_each_step)
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES],
+    ids=lambda case: case.__name__.strip("_"),
+)
 def test_collective(ranks, case, size):
     ranks(size).run(case, timeout=180)

@@ -354,29 +354,26 @@ def _train(kind: str, path: str | None, interrupted_at: int | None) -> tuple[lis
     return steps, flat_parameters(model).tolist(), schedule.get_last_lr()[0]
 
 
-KINDS = ("batches", "sampler", "elastic sampler", "partition, auto", "partition, manual")
+OTHERS = ("batches", "sampler", "elastic sampler", "partition, manual")
 
 
-def _interrupted_and_continued(jobs: list[Generation], folder: str, rank: int) -> None:
+def _interrupted_and_continued(kind: str, jobs: list[Generation], path: str, rank: int) -> None:
     at, resumed_at = 13, 12  # in the second epoch; commits after each third step
-    for number, kind in enumerate(KINDS):
-        path = f"{folder}/{number}"
-        jobs[2 * number].enter(rank)
-        whole = _train(kind, None, None)
-        steps, *_ = _train(kind, path, at)
-        assert steps == [*range(len(steps))] and resumed_at <= len(steps) <= at, kind
-        assert not hvd.is_initialized()
-        jobs[2 * number + 1].enter(rank)
-        again = _train(kind, path, None)
-        assert again[0] == [*range(resumed_at, len(whole[0]))], kind
-        assert again[1:] == whole[1:], kind
+    jobs[0].enter(rank)
+    whole = _train(kind, None, None)
+    steps, *_ = _train(kind, path, at)
+    assert steps == [*range(len(steps))] and resumed_at <= len(steps) <= at
+    assert not hvd.is_initialized()
+    jobs[1].enter(rank)
+    again = _train(kind, path, None)
+    assert again[0] == [*range(resumed_at, len(whole[0]))]
+    assert again[1:] == whole[1:]
 
 
-@pytest.mark.slow
-def test_a_job_that_is_started_again_comes_to_the_same(fresh_ranks, generations, tmp_path):
-    jobs = generations(*[2] * 2 * len(KINDS))
-    pool = fresh_ranks(2)
-    pool.run_each(_interrupted_and_continued, [(jobs, str(tmp_path), rank) for rank in range(2)])
+@pytest.mark.parametrize("kind", ("partition, auto", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)))
+def test_a_job_that_is_started_again_comes_to_the_same(fresh_ranks, generations, tmp_path, kind):
+    jobs, path = generations(2, 2), str(tmp_path / "state")
+    fresh_ranks(2).run_each(_interrupted_and_continued, [(kind, jobs, path, rank) for rank in range(2)])
 
 
 class NoisyData(torch.utils.data.Dataset):
@@ -427,33 +424,41 @@ def _train_randomly(kind: str, path: str, commit_every: int, at: tuple[str, int]
 
 
 AMID_EPOCH = (3, ("backward", 13))
-RANDOM_KINDS = {
-    "shuffled": [AMID_EPOCH],
-    "generator": [AMID_EPOCH],
-    "noisy": [AMID_EPOCH, (0, ("backward", 9)), (7, ("end_epoch", 14))],
-}
 
 
-def _interrupted_amid_random_numbers(jobs: list[Generation], folder: str, rank: int) -> None:
+def _interrupted_amid_random_numbers(
+    kind: str, interruptions: list[tuple[int, tuple[str, int]]], jobs: list[Generation], folder: str, rank: int
+) -> None:
     job = iter(jobs)
-    for kind, interruptions in RANDOM_KINDS.items():
+    next(job).enter(rank)
+    whole = _train_randomly(kind, f"{folder}/whole", 0, ("never", 0))
+    hvd.shutdown()
+    for number, (commit_every, at) in enumerate(interruptions):
+        path = f"{folder}/{number}"
         next(job).enter(rank)
-        whole = _train_randomly(kind, f"{folder}/{kind}", 0, ("never", 0))
+        assert _train_randomly(kind, path, commit_every, at) != whole
+        next(job).enter(rank)
+        *same, metrics = _train_randomly(kind, path, commit_every, None)
+        assert same == whole[:2] and metrics == pytest.approx(whole[2], rel=1e-12), at
         hvd.shutdown()
-        for number, (commit_every, at) in enumerate(interruptions):
-            path = f"{folder}/{kind}-{number}"
-            next(job).enter(rank)
-            assert _train_randomly(kind, path, commit_every, at) != whole
-            next(job).enter(rank)
-            *same, metrics = _train_randomly(kind, path, commit_every, None)
-            assert same == whole[:2] and metrics == pytest.approx(whole[2], rel=1e-12), (kind, at)
-            hvd.shutdown()
 
 
-@pytest.mark.slow
-def test_a_job_that_is_started_again_continues_with_the_same_random_numbers(fresh_ranks, generations, tmp_path):
-    jobs = generations(*[2] * sum(1 + 2 * len(each) for each in RANDOM_KINDS.values()))
-    fresh_ranks(2).run_each(_interrupted_amid_random_numbers, [(jobs, str(tmp_path), rank) for rank in range(2)])
+@pytest.mark.parametrize(
+    ("kind", "interruptions"),
+    [
+        ("shuffled", [AMID_EPOCH]),
+        pytest.param("generator", [AMID_EPOCH], marks=pytest.mark.slow),
+        pytest.param(
+            "noisy", [AMID_EPOCH, (0, ("backward", 9)), (7, ("end_epoch", 14))], marks=pytest.mark.slow, id="noisy"
+        ),
+    ],
+)
+def test_a_job_that_is_started_again_continues_with_the_same_random_numbers(
+    fresh_ranks, generations, tmp_path, kind, interruptions
+):
+    jobs = generations(*[2] * (1 + 2 * len(interruptions)))
+    common = kind, interruptions, jobs, str(tmp_path)
+    fresh_ranks(2).run_each(_interrupted_amid_random_numbers, [(*common, rank) for rank in range(2)])
 
 
 def _train_on(path: str) -> list[int]:

@@ -261,6 +261,7 @@ def _process_sets() -> None:
             hvd.remove_process_set(each)
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_process_set_train_together(ranks):
     ranks(3).run(_process_sets, timeout=150)
 

@@ -271,8 +271,10 @@ class _StackSampler:
         _write(path, int(self._began * 1e6), itertools.chain(names, self._events))
 
     def _sample_on(self) -> None:
-        while not self._ends.wait(_SAMPLE_S) and len(self._events) < _MOST_CALLS:
+        is_ended = False
+        while not is_ended and len(self._events) < _MOST_CALLS:
             self._sample(time.time() - int(self._began * 1e6) / 1e6)
+            is_ended = self._ends.wait(_SAMPLE_S)
         for ident in self._open:
             self._close(ident, 0, time.time() - int(self._began * 1e6) / 1e6)
 

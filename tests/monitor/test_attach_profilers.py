@@ -210,3 +210,12 @@ def test_samples_end_at_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sampler.stop(save=True)
     with pytest.raises(ValueError, match="its profile has more than 5 calls: record less"):
         sampler.export(tmp_path / "trace.json")
+
+
+def test_the_shortest_profile_has_samples(tmp_path: Path) -> None:
+    sampler = profilers._StackSampler()
+    sampler.start()
+    sampler.stop(save=True)
+    sampler.export(tmp_path / "trace.json")
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert any(name.startswith("test_the_shortest_profile_has_samples (") for name in names), names

@@ -271,12 +271,16 @@ class _StackSampler:
         _write(path, int(self._began * 1e6), itertools.chain(names, self._events))
 
     def _sample_on(self) -> None:
-        is_ended = False
-        while not is_ended and len(self._events) < _MOST_CALLS:
-            self._sample(time.time() - int(self._began * 1e6) / 1e6)
-            is_ended = self._ends.wait(_SAMPLE_S)
+        while not self._ends.wait(_SAMPLE_S) and len(self._events) < _MOST_CALLS:
+            self._sample(self._now())
+        if not self._open:  # the end came before the first sample
+            self._sample(self._now())
         for ident in self._open:
-            self._close(ident, 0, time.time() - int(self._began * 1e6) / 1e6)
+            self._close(ident, 0, self._now())
+
+    def _now(self) -> float:
+        """Return the seconds since the begin, which the trace has in whole microseconds."""
+        return time.time() - int(self._began * 1e6) / 1e6
 
     def _sample(self, now: float) -> None:
         from horovodlike._engine.stack_dump import OWN_THREADS

@@ -117,14 +117,19 @@ def _check(way, traced, make, options):
     assert difference < 1e-12, (way, traced, difference)
 
 
+IN_THE_STEP = [("train_step", True)]
+ELSEWHERE = [("callback", False), ("function", False), ("asked for", True)]
+
+
 @pytest.mark.parametrize("size", (1, 2, 3))
-@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.slow)), indirect=True)
 @pytest.mark.parametrize(
-    "ways",
+    ("backend", "ways"),
     [
-        [("train_step", True)],
-        pytest.param([("callback", False), ("function", False), ("asked for", True)], marks=pytest.mark.slow),
+        ("tensorflow", IN_THE_STEP),
+        pytest.param("tensorflow", ELSEWHERE, marks=pytest.mark.slow),
+        pytest.param("torch", IN_THE_STEP + ELSEWHERE, marks=pytest.mark.slow),
     ],
+    indirect=["backend"],
 )
 def test_uneven_batches_equal_one_process_with_the_whole_batch(keras_ranks, size, backend, ways):
     keras_ranks(size).run(_equal_the_whole_batch, ways, timeout=120)

@@ -198,13 +198,13 @@ FAKE = """
 @pytest.mark.parametrize(
     "failures",
     [[("start", 2)], pytest.param([("start", 1), ("stop", 2), ("export", 1)], marks=pytest.mark.slow)],
-    ids=["in start", "elsewhere"],
+    ids=["start", "warm-up, stop and export"],
 )
 def test_a_profiler_that_raises(
     job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, failures: list[tuple[str, int]]
 ) -> None:
     running = job(TRAIN.replace("        steps = train()\n", f"{FAKE}\n        steps = train()\n"))
-    for where, call in failures:  # the first call of each is that of the warm-up
+    for where, call in failures:  # the warm-up has started and stopped it once
         (tmp_path / f"fail.{where}").write_text(str(call))
         ended = client(running, "profile", "--steps", "2", "--output", where).finish()
         assert ended.code == 1

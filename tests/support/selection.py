@@ -1,7 +1,6 @@
 """The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
 
-`make test-slow` runs the tests with the mark `slow`, which have to pass each night: they take long, and a test of
-`make test` touches their subject too.
+`make test-slow` runs the tests with the mark `slow`, which have to pass each night. Most have a short form without it.
 `make test-aarch64` runs those with the mark `aarch64`, which only `-m aarch64` chooses. `pytest --thorough` runs every
 other test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
 - tests with the mark `thorough`: sweeps over all places of a fault, where other tests have the typical places; the same

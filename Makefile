@@ -135,14 +135,16 @@ $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)
 
 # Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; all
 # that the tests import is installed meanwhile, and the frameworks are imported once: each of the test processes, which
-# begin together, would compile them to bytecode. For so many packages pip takes minutes, uv seconds; but the frameworks
-# come first, by pip, which knows its settings.
+# begin together, would compile them to bytecode. A process each: TensorFlow and Triton, which PyTorch's compiler
+# imports, can abort in one. For so many packages pip takes minutes, uv seconds; but the frameworks come first, by pip,
+# which knows its settings.
 $(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	rm -rf build/wheels
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
 	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
 	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && $(BIN)/uv pip install --python $(BIN)/python \
 	  --quiet --system-certs $(PIP_FLAGS) -r pyproject.toml --extra torch --extra tensorflow --extra keras --extra dev && \
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import keras, tensorflow, torch._dynamo' && wait $$building
+	$(BIN)/python -c 'import torch._dynamo' && TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import keras, tensorflow' && \
+	wait $$building
 	$(PIP_INSTALL) --force-reinstall --no-deps build/wheels/*.whl
 	touch $(STAMPS)/package $@

@@ -210,11 +210,11 @@ class _GivenAddress:
         Raises:
             RendezvousError: The host has none of them, or only loopback addresses, which other hosts cannot reach.
         """
-        from horovodlike._net.interfaces import local_addresses
+        from horovodlike._net.interfaces import listening_addresses
 
-        here = {each.address for each in local_addresses()}
-        given = [ipaddress.ip_address(each) for each in resolve(self._given.hosts)]
-        mine = [each for each in given if each in here or each.is_loopback]
+        names = filter(None, (each.strip() for each in self._given.hosts.split(",")))
+        found = [address for name in names for address in listening_addresses(name, resolve(name))]
+        mine = [ipaddress.ip_address(each) for each in dict.fromkeys(found)]
         what = f"{RENDEZVOUS_ADDRESS}={self._given.hosts!r}"
         if not mine:
             raise RendezvousError(

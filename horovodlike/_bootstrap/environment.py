@@ -211,9 +211,22 @@ def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancesto
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     launcher = next((row for row in _LAUNCHERS if _started_by(row, environ)), None)
     if launcher is None:
+        _check_that_it_is_alone(environ)
         return RankInfo()
     place = _read(launcher, environ)
     return replace(place, job=_job(launcher, place, environ, ancestor)) if place.size > 1 else place
+
+
+def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
+    """Raise an error if some launcher has started several processes for torch.distributed, but not told local ranks."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if all(name in environ for name in names) and environ["WORLD_SIZE"] != "1":
+        shown = ", ".join(f"{name}={environ[name]}" for name in names)
+        raise ConfigError(
+            f"{shown} say that this process is one of several, but LOCAL_RANK and LOCAL_WORLD_SIZE, its number and "
+            "their count on this host, are not set: set both, or start the processes with hvdrun or torchrun, or unset "
+            "RANK to run alone"
+        )
 
 
 def _read(launcher: _Launcher, environ: Mapping[str, str]) -> RankInfo:

@@ -46,6 +46,34 @@ def local_addresses() -> list[Interface]:
     return sorted(found, key=lambda each: each.address.version)
 
 
+def listening_addresses(host: str, resolved: Sequence[str]) -> list[str]:
+    """Return the addresses at which a server of this host listens for other hosts that were given a name of this host.
+
+    Debian and Ubuntu let a host's own name stand for 127.0.1.1 on that host only. So if the name stands for loopback
+    addresses, the host's other addresses come before them.
+
+    Args:
+        host: The name that the user gave, or an address.
+        resolved: Its addresses, as this host sees them.
+
+    Returns:
+        Those addresses that this host has; an empty list if it has none of them.
+    """
+    local = local_addresses()
+    known = {str(each.address) for each in local}
+    own = [text for text in resolved if text in known or _is_loopback(text)]
+    is_mapped = not (_is_loopback(host) or host.partition(".")[0] == "localhost")
+    if own and is_mapped and all(map(_is_loopback, own)):
+        return [str(each.address) for each in local if each.is_reachable] + own
+    return own
+
+
+def _is_loopback(text: str) -> bool:
+    with contextlib.suppress(ValueError):  # a name
+        return ipaddress.ip_address(text.partition("%")[0]).is_loopback
+    return False
+
+
 def _unusable_addresses() -> set[Address]:
     """Return the IPv6 addresses that the kernel has not (yet) found to be unique."""
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:

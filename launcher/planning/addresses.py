@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from horovodlike._net.interfaces import choose_address, local_addresses
+from horovodlike._net.interfaces import choose_address, listening_addresses, local_addresses
 from horovodlike._net.listen import LOOPBACK as LOOPBACK
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.errors import HostsError, UsageError
@@ -96,12 +96,12 @@ def reachable_addresses(described: Mapping[str, HostDescription | None], network
 
 
 def bindable_addresses(host: str, network_interface: str) -> list[str]:
-    """Return this host's address in the network of the setting; without a setting, its addresses of a host name.
+    """Return this host's address in the network of the setting; without a setting, those at which its name is reached.
 
     Raises:
         UsageError: This host is not in that network.
     """
-    return _chosen(network_interface) if network_interface else _own(resolve(host))
+    return _chosen(network_interface) if network_interface else listening_addresses(host, resolve(host))
 
 
 def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple[tuple[HostSlots, ...], str | None]:

@@ -127,6 +127,15 @@ def test_variables_of_the_user_that_only_look_like_torchruns() -> None:
     assert find_rank_info({"RANK": "captain", "WORLD_SIZE": "big"}) == RankInfo()
 
 
+def test_several_processes_without_local_ranks_are_not_jobs_of_one() -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
+    with pytest.raises(ConfigError, match=r"^RANK=1, WORLD_SIZE=2, .*LOCAL_RANK and LOCAL_WORLD_SIZE.* are not set"):
+        find_rank_info(environ)
+    assert find_rank_info({**environ, "RANK": "0", "WORLD_SIZE": "1"}) == RankInfo()
+    assert find_rank_info({**environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).size == 2
+    assert find_rank_info({**environ, **OPEN_MPI}).launcher == "Open MPI"
+
+
 def test_a_restart_of_torchrun_is_another_job() -> None:
     assert find_rank_info(TORCHRUN).job != find_rank_info({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}).job
 

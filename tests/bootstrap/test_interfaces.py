@@ -5,7 +5,14 @@ import ipaddress
 import pytest
 
 from horovodlike._net import interfaces
-from horovodlike._net.interfaces import Interface, choose_address, local_addresses, own_address, shared_addresses
+from horovodlike._net.interfaces import (
+    Interface,
+    choose_address,
+    listening_addresses,
+    local_addresses,
+    own_address,
+    shared_addresses,
+)
 from horovodlike.errors import ConfigError, RendezvousError
 
 THERE = [
@@ -66,6 +73,22 @@ def test_none_fits(wanted: str, words: list[str]) -> None:
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host has those interfaces."""
     monkeypatch.setattr(interfaces, "local_addresses", lambda: THERE)
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "found"),
+    [
+        ("node-1", ["10.1.2.3", "192.0.2.9"], ["10.1.2.3"]),
+        ("node-1", ["192.0.2.9"], []),
+        ("node-1", [], []),
+        ("localhost", ["::1", "127.0.0.1"], ["::1", "127.0.0.1"]),
+        ("127.0.1.1", ["127.0.1.1"], ["127.0.1.1"]),
+        ("node-1", ["127.0.1.1", "10.1.2.3"], ["127.0.1.1", "10.1.2.3"]),
+        ("node-1", ["127.0.1.1"], ["2001:db8::7", "10.1.2.3", "192.168.7.3", "192.168.8.3", "fd00:1::3", "127.0.1.1"]),
+    ],
+)
+def test_where_a_server_listens(there: None, host: str, resolved: list[str], found: list[str]) -> None:
+    assert listening_addresses(host, resolved) == found
 
 
 @pytest.mark.usefixtures("there")

@@ -31,7 +31,7 @@ def key(tmp_path: Path) -> Path:
     return file
 
 
-def start(host: Host, count: int, key: Path, *words: object, **settings: str) -> subprocess.Popen[str]:
+def start(host: Host, count: object, key: Path, *words: object, **settings: str) -> subprocess.Popen[str]:
     flags = ("--nnodes", count, "--rendezvous", f"h0:{PORT}", "--secret-key-file", key)
     return host.popen(
         [*HVDRUN, *map(str, (*flags, *words))],
@@ -64,6 +64,27 @@ def test_each_node_is_a_host(fresh_cluster: Callable[..., Cluster], key: Path, f
         ["[3]<stdout>: h2 3 4 2 3"],
     ]
     assert cluster.processes() == {}
+
+
+@pytest.mark.parametrize("nnodes", [3, "3:3"], ids=["fixed", "elastic"])
+def test_a_name_that_is_loopback_on_its_own_host(
+    fresh_cluster: Callable[..., Cluster], key: Path, nnodes: int | str
+) -> None:
+    """As Debian and Ubuntu write /etc/hosts."""
+    cluster = fresh_cluster(3)
+    for host in cluster.hosts:
+        names = [f"{'127.0.1.1' if each is host else each.addresses['eth0'][0]} {each.name}" for each in cluster.hosts]
+        cluster.write_etc(host, "hosts", "\n".join(["127.0.0.1 localhost", *names, ""]))
+    program = key.with_name("train.py")
+    program.write_text(
+        "import numpy as np\nimport horovodlike as hvd\nhvd.init()\n"
+        "print('total', hvd.allreduce(np.ones(3), op=hvd.Sum)[0], flush=True)\n"
+    )
+    jobs = [start(host, nnodes, key, "-np", 1, sys.executable, program) for host in cluster.hosts]
+    for job in jobs:
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        assert "total 3.0" in out, err
 
 
 @pytest.mark.slow

@@ -159,7 +159,10 @@ class CalledHosts(HostDiscovery):
 
     def attend(self) -> list[Caller]:
         """Handle what has arrived, without waiting; return the hosts that are new."""
+        before = self._listener.denials
         joined = filter(None, map(self._join, self._listener.attend()))
+        if (denials := self._listener.denials) != before:
+            self._say(denials.removeprefix("; "))
         return [*joined, *self._decide_contenders()]
 
     def allow(self, names: Collection[str]) -> None:

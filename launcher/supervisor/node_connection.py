@@ -42,6 +42,8 @@ _MOST_STRANGERS = 128
 _LONGEST_WAIT = 60.0
 _MOST_DENIALS = 5
 """The failed handshakes after which a node gives up; node 0 also hangs up while too many connections are pending."""
+_MOST_DENIED = 8
+"""How many addresses of callers without the key are kept, to name them."""
 _JOIN_S = 10.0
 """How long a launcher that has proved the key may take to send JOIN."""
 _FLUSH_S = 5.0
@@ -239,6 +241,7 @@ class NodeListener:
         most = _MOST_STRANGERS + nnodes
         self._strangers = PendingConnections(self._selector, make_challenge, HELLO_BYTES, most, HANDSHAKE_TIMEOUT)
         self._joining: dict[_Joining, None] = {}
+        self._denied: list[str] = []  # the addresses of some callers without the key
         self._listeners: list[socket.socket] = []
         try:
             self._listeners = listen("node 0", addresses, [port])
@@ -266,6 +269,12 @@ class NodeListener:
             self._drop(joining)
         self._strangers.close()
         self._selector.close()
+
+    @property
+    def denials(self) -> str:
+        """The callers that were refused because they do not hold the key, as the end of a message; else empty."""
+        who = ", ".join(self._denied)
+        return f"; a caller at {who} was refused, as it has another key (--secret-key-file)" if who else ""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`attend` has something to do."""
@@ -331,6 +340,10 @@ class NodeListener:
             if identity.job != _JOB or not (has_number or has_name):
                 raise AuthenticationError("it is no launcher of another node")
         except AuthenticationError:
+            with contextlib.suppress(OSError):  # it has hung up
+                caller = str(stranger.socket.getpeername()[0])
+                if caller not in self._denied and len(self._denied) < _MOST_DENIED:
+                    self._denied.append(caller)
             self._strangers.drop(stranger)
             return
         connection = NodeConnection(self._strangers.release(stranger), sealer, opener, identity.rank)

@@ -189,9 +189,10 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
                     found[connection.node] = connection
                     read_join(connection, join)
                 elif time.monotonic() >= deadline:
-                    raise _missing(spec, nodes, found)
+                    raise _missing(spec, nodes, found, listener.denials)
                 if len(found) < nodes.count - 1:
-                    waiting.note(f"waiting for {listed('node', _missing_nodes(nodes, found))} of {nodes.count}")
+                    missing = listed("node", _missing_nodes(nodes, found))
+                    waiting.note(f"waiting for {missing} of {nodes.count}{listener.denials}")
     except HostsError as error:
         for connection in found.values():
             connection.dismiss(1, str(error).encode())
@@ -238,12 +239,12 @@ def listening_addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[st
     return found
 
 
-def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeConnection]) -> HostsError:
+def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeConnection], denials: str) -> HostsError:
     missing = [str(node) for node in _missing_nodes(nodes, found)]
     return HostsError(
         f"after {spec.start_timeout:g} s {len(missing)} of {nodes.count} nodes had not come: --node-rank "
-        f"{', '.join(missing)}; does hvdrun run there, with the same --rendezvous? If they only need longer, raise "
-        "--start-timeout"
+        f"{', '.join(missing)}{denials}; does hvdrun run there, with the same --rendezvous? If they only need longer, "
+        "raise --start-timeout"
     )
 
 

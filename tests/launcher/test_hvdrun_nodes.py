@@ -258,12 +258,16 @@ def test_two_nodes_with_one_number(node: Callable[..., Launch]) -> None:
     assert f"hvdrun: a launcher on {host}: two nodes claim to be --node-rank 1; give each its own\n" in leader.err
 
 
-def test_another_key(node: Callable[..., Launch]) -> None:
-    first = node(0, "-np", 1, "--start-timeout", 8, "true")
-    other = node(1, "-np", 1, "true", env={"HOROVODLIKE_SECRET_KEY": "cd" * 32}).finish()
+@pytest.mark.parametrize("count", [2, "2:2"], ids=["fixed", "elastic"])
+def test_another_key(node: Callable[..., Launch], count: int | str) -> None:
+    waits = ("--start-timeout", 8, *(("--elastic-timeout", 8) if count != 2 else ()))
+    first = node(0, "-np", 1, *waits, "sleep", 60, count=count)
+    other = node(1, "-np", 1, "true", count=count, env={"HOROVODLIKE_SECRET_KEY": "cd" * 32}).finish()
     assert other.code == 1
     assert "give all nodes the same --nnodes and the same key (--secret-key-file)" in other.err
-    assert "node-rank 1; does hvdrun run there" in first.finish().err
+    ended = first.finish()
+    assert ended.code == 1
+    assert "a caller at 127.0.0.1 was refused, as it has another key (--secret-key-file)" in ended.err
 
 
 def connect(where: str) -> socket.socket:

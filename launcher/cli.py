@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from horovodlike import config, routes
+from horovodlike._bootstrap.hostlist import expand_hosts
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, nodes, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
@@ -261,6 +262,27 @@ def _monitor(arguments: argparse.Namespace) -> MonitorSpec | None:
     return MonitorSpec(None if port is None else int(port), arguments.metrics_file)
 
 
+def _shown_ranks(text: str | None, size: int | None) -> frozenset[int] | None:
+    """Read ``--show-ranks``; return None without it.
+
+    Args:
+        text: Numbers and ranges, such as ``0,4-7``.
+        size: The number of ranks; None if it is not known here.
+
+    Raises:
+        UsageError: The text has another form, or names a rank that the job does not have.
+    """
+    if text is None:
+        return None
+    try:
+        ranks = frozenset(map(int, expand_hosts(f"[{text}]")))
+    except ValueError:
+        raise UsageError(f"--show-ranks {text}: give numbers of ranks, such as 0 or 0,4-7") from None
+    if size is not None and max(ranks) >= size:
+        raise UsageError(f"--show-ranks {text}: the ranks of this job are 0 to {size - 1}")
+    return ranks
+
+
 def _fault_plan(path: str | None) -> Mapping[str, str]:
     """Return the environment variable that passes the fault plan to the ranks; no variable without a plan.
 
@@ -343,6 +365,7 @@ def _make_spec(
         bind_to=Binding(arguments.bind_to),
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
+        shown_ranks=_shown_ranks(arguments.show_ranks, where.num_proc if found is None and elastic is None else None),
         fold=not arguments.no_fold,
         verbose=arguments.verbose,
         compat=arguments.compat,

@@ -94,6 +94,11 @@ class RendezvousServer:
             raise RuntimeError("the rendezvous server has not been started")
         return self._port
 
+    @property
+    def generation(self) -> int:
+        """How often all ranks have met; 0 if they never did. From any thread."""
+        return self._state.generation
+
     def start(self) -> None:
         """Listen on the given or a free port, and start the thread.
 

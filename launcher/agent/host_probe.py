@@ -1,5 +1,6 @@
 """Detects the processors and GPUs of a host, and checks that the job can run there. Standard library only."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import itertools
@@ -220,6 +221,16 @@ def find_free_port() -> int:
     """Return a port that no process of this host listens at."""
     with socket.create_server(("", 0), family=socket.AF_INET) as listener:
         return int(listener.getsockname()[1])
+
+
+def has_served(port: int) -> bool:
+    """Return whether a TCP connection to a port of this host is open, or was less than a minute ago."""
+    end = f":{port:04X}"
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        with contextlib.suppress(OSError):
+            if any(end in line.split()[2] for line in table.read_text().splitlines()):  # the remote address
+                return True
+    return False
 
 
 def installed_version() -> str:

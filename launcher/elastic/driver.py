@@ -36,7 +36,7 @@ from horovodlike.launcher.elastic.membership import Membership
 from horovodlike.launcher.elastic.rank_assignment import place_members
 from horovodlike.launcher.elastic.state import Policy, Status
 from horovodlike.launcher.elastic.worker_server import WorkerServer
-from horovodlike.launcher.errors import UsageError, counted
+from horovodlike.launcher.errors import UsageError, counted, listed
 from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribution
@@ -388,6 +388,9 @@ class Driver(Supervisor):
             return
         self._server = server
         self._generation = form.generation
+        if self._places and (new := sorted({*form.members} - {*self._places})):
+            joined = "has joined" if len(new) == 1 else "have joined"
+            self._say(f"{listed('worker', new)} {joined}: the job has {counted(len(form.members), 'worker')}")
         self._places = list(form.members)
         places = place_members(form.generation, hosts, address, server.port)
         for worker, variables in zip(form.members, places, strict=True):

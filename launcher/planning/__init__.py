@@ -135,6 +135,7 @@ class JobSpec:
         gpus_per_rank: How many GPUs each rank gets for itself; 0 leaves that to the environment.
         output_directory: A folder for a copy of each rank's output, or None.
         timestamps: Whether each line of output begins with the time.
+        shown_ranks: The ranks whose output is shown; None for all.
         fold: Whether lines that several ranks write to a terminal within a short time are shown once.
         verbose: Whether decisions are explained on standard error.
         compat: Whether the command is a Python program that imports ``horovod``.
@@ -168,6 +169,7 @@ class JobSpec:
     gpus_per_rank: int = 0
     output_directory: str | None = None
     timestamps: bool = False
+    shown_ranks: frozenset[int] | None = None
     fold: bool = True
     verbose: bool = False
     compat: bool = False

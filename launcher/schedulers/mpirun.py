@@ -105,6 +105,8 @@ def make_command(
     """
     if spec.output_directory is not None:
         raise UsageError("--output-filename cannot be used with --mpi; give mpirun's own option with --mpi-args")
+    if spec.shown_ranks is not None:
+        raise UsageError("--show-ranks cannot be used with --mpi: mpirun writes the output of the ranks; leave it out")
     hosts = ",".join(f"{_bracketed(entry.host)}:{entry.slots}" for entry in spec.hosts)
     words = [mpirun.path, "-np", str(spec.num_proc)]
     if mpirun.flavor is Flavor.HYDRA:

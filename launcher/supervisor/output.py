@@ -198,6 +198,7 @@ class RankOutput:
         num_ranks: int | None = None,
         clock: Callable[[], float] = time.time,
         fold: Fold | None = None,
+        shown: frozenset[int] | None = None,
     ) -> None:
         """Take the targets of the output.
 
@@ -210,8 +211,10 @@ class RankOutput:
             clock: Returns the time of the output that is being added, in seconds since 1970. A line that has waited
                 for the same line of other ranks gets the time at which the first of them has written it.
             fold: What several ranks write to a terminal is shown once; None shows all that each rank writes.
+            shown: The ranks whose output is shown; None for all. Servers are always shown.
         """
         self._screens = screens
+        self._shown = shown
         self._writer = writer
         self._files = files
         self._timestamps = timestamps
@@ -269,6 +272,8 @@ class RankOutput:
             self.say(f"hvdrun: {trouble}; the job goes on without that file")
         if stream is FrameKind.STDERR:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
+        if self._shown is not None and rank not in self._shown and server_of(rank, self._num_ranks) is None:
+            return
         if self._fold is not None and self._is_folded(rank, stream):
             self._show(self._fold.add(rank, stream, data, time.monotonic()))
         else:

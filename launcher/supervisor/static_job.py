@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike._net.secure_channel import JobKey
-from horovodlike.launcher.agent.host_probe import find_free_port
+from horovodlike.launcher.agent.host_probe import find_free_port, has_served
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
-from horovodlike.launcher.planning.command import working_folder
+from horovodlike.launcher.planning.command import is_python, working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks, plan_servers, server_numbers
 from horovodlike.launcher.supervisor import SignalHandler, Supervisor, Wakeup
@@ -106,12 +106,13 @@ class Launch:
             fold = Fold(size, shorten=self._files is not None)
         given = screens, self._writer, self._files, self._spec.timestamps, self._num_ranks
         if self._monitor is None:
-            self._output = RankOutput(*given, fold=fold)
+            self._output = RankOutput(*given, fold=fold, shown=self._spec.shown_ranks)
         else:
             from horovodlike.launcher.supervisor import live, monitoring
 
             watched = live.LiveOutput if self._spec.live else monitoring.WatchedOutput
-            self._output = watched(self._monitor.board, self._wakeup, *given, fold=fold)
+            shown = self._spec.shown_ranks
+            self._output = watched(self._monitor.board, self._wakeup, *given, fold=fold, shown=shown)
 
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""
@@ -250,5 +251,20 @@ class StaticLaunch(Launch):
         self._job.run()
 
     def attribute(self) -> Outcome:
-        """See :meth:`Launch.attribute`."""
-        return self._job.drain()
+        """See :meth:`Launch.attribute`; say so if the ranks of a Python program have worked without each other."""
+        outcome = self._job.drain()
+        if outcome.exit_code == 0 and self._worked_alone():
+            size = self._placements[0].size
+            self._output.say(
+                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: each of them "
+                "did the whole work by itself"
+            )
+        return outcome
+
+    def _worked_alone(self) -> bool:
+        program, master = self._command[0], self._identity.master
+        if self._task is not None or self._placements[0].size == 1 or self._server.generation:
+            return False
+        if self._environ.get("MASTER_PORT") or (master and has_served(master[1])):
+            return False  # the ranks of torch.distributed connect to this port
+        return is_python(program) or program.endswith(".py")

@@ -62,6 +62,20 @@ def test_launcher_options() -> None:
     assert not spec("--no-fold").fold
 
 
+def test_the_ranks_that_are_shown() -> None:
+    assert spec().shown_ranks is None
+    assert spec("--show-ranks", "0,1").shown_ranks == {0, 1}
+    assert parse(["-np", "9", "--show-ranks", "8,2-4", "true"], {}).shown_ranks == {2, 3, 4, 8}
+    assert parse(["-np", "1", "--max-np", "9", "--show-ranks", "8", "true"], {}).shown_ranks == {8}
+    for text in ("", "one", "2-1", "0;1", "-1", "9"):
+        with pytest.raises(UsageError, match=f"--show-ranks {text}: "):
+            parse(["-np", "9", f"--show-ranks={text}", "true"], {})
+
+
+def test_the_time_after_which_a_silent_host_is_lost() -> None:
+    assert spec("--network-timeout", "12").settings == {"HOROVODLIKE_NETWORK_TIMEOUT": "12"}
+
+
 def test_abbreviations_are_accepted() -> None:
     assert spec("--fusion", "1", "--bind", "numa").bind_to is Binding.NUMA
 

@@ -166,6 +166,35 @@ def test_timestamps(hvdrun: Callable[..., object]) -> None:
     assert re.fullmatch(rb"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>: hi\n", job.out)
 
 
+def test_only_the_ranks_that_are_asked_for_are_shown(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    text = 'echo "out $RANK"; echo "err $RANK" >&2; exit "$RANK"'
+    job = hvdrun("-np", 2, "--show-ranks", "0", "--output-filename", "logs", "sh", "-c", text)
+    assert (job.out, job.lines_of(1, "stderr"), job.code) == (b"[0]<stdout>: out 0\n", [], 1)
+    assert job.err.endswith("exited with code 1; its last lines:\n    err 1\n")
+    assert (tmp_path / "logs" / "rank.1" / "stdout").read_bytes() == b"out 1\n"
+
+
+WORK = "print('done')"
+JOIN = "import horovodlike as hvd; hvd.init(); print('done')"
+GROUP = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); print('done')"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        (("-np", 3, PYTHON, "-c", WORK), True),
+        (("-np", 1, PYTHON, "-c", WORK), False),
+        (("-np", 2, "echo", "done"), False),
+        (("-np", 2, PYTHON, "-c", JOIN), False),
+        (("-np", 2, PYTHON, "-c", GROUP), False),
+    ],
+)
+def test_ranks_that_have_worked_alone(hvdrun: Callable[..., object], words: tuple[object, ...], is_said: bool) -> None:
+    job = hvdrun(*words)
+    assert (job.code, job.out.count(b"done")) == (0, words[1])
+    assert ("hvdrun: none of the 3 ranks called hvd.init()" in job.err) == is_said
+
+
 def test_output_files(hvdrun: Callable[..., object], tmp_path: Path) -> None:
     text = r'printf "out $HOROVODLIKE_RANK\r\n\377"; printf "err $HOROVODLIKE_RANK" >&2'
     for _ in range(2):  # made anew, not appended to

@@ -99,6 +99,7 @@ def test_a_killed_worker_is_replaced(elastic: Callable[..., ElasticLaunch], vict
     assert ended.code == 0
     assert f"hvdrun: worker {victim} (pid " in ended.err
     assert "was killed by signal 9 (SIGKILL)" in ended.err
+    assert "hvdrun: worker 3 has joined: the job has 3 workers\n" in ended.err
 
 
 def test_two_killed_at_once(elastic: Callable[..., ElasticLaunch]) -> None:

@@ -122,4 +122,5 @@ def test_the_first_failure_comes_last_and_in_full(
 def test_every_rank_is_shown_if_asked_for(terminal: Callable[..., tuple[int, list[str]]]) -> None:
     code, lines = terminal(3, "print('hi')\n", "--no-fold")
     assert code == 0
-    assert sorted(line for line in lines if not line.startswith("hvdrun: ")) == [f"[{rank}]<stdout>: hi" for rank in range(3)]
+    shown = sorted(line for line in lines if not line.startswith("hvdrun: "))
+    assert shown == [f"[{rank}]<stdout>: hi" for rank in range(3)]

@@ -256,8 +256,8 @@ class StaticLaunch(Launch):
         if outcome.exit_code == 0 and self._worked_alone():
             size = self._placements[0].size
             self._output.say(
-                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: each did the "
-                "whole work by itself"
+                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: each did "
+                "the whole work by itself"
             )
         return outcome
 

@@ -289,6 +289,19 @@ def test_python_compiles(page: Path) -> None:
         compile(source, f"{page.name}", "exec")
 
 
+def test_no_command_of_the_makefile_imports_two_frameworks() -> None:
+    """TensorFlow and Triton, which PyTorch's compiler imports, can abort in one process."""
+    commands = re.findall(r"-c '([^']*)'", (ROOT / "Makefile").read_text())
+    assert any("torch" in command for command in commands) and any("tensorflow" in command for command in commands)
+    assert not any("torch" in command and "tensorflow" in command for command in commands)
+
+
+@pytest.mark.slow
+def test_two_frameworks_in_the_order_of_the_page() -> None:
+    (block,) = blocks(ROOT / "docs" / "users" / "troubleshooting.md", "python")
+    subprocess.run([sys.executable, "-c", block], timeout=120, check=True)
+
+
 def test_make_help_lists_every_target() -> None:
     make = shutil.which("make")
     assert make is not None

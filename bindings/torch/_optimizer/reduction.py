@@ -236,7 +236,8 @@ class Reduction:
         if too_many is not None:
             raise AssertionError(
                 f"{too_many.name}: more backward passes than backward_passes_per_step={passes} before step(); "
-                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between"
+                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between. "
+                "If several activation checkpoints use the parameter, give these use_reentrant=False"
             )
 
     def is_in_progress(self) -> bool:

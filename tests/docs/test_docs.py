@@ -348,10 +348,17 @@ def test_the_page_about_model_parallelism_runs(tmp_path: Path, framework: str) -
         assert len(losses) == 4 and max(losses) < 2.0
 
 
+def test_a_script_of_torch_distributed_runs_without_a_launcher(tmp_path: Path) -> None:
+    _, alone = blocks(ROOT / "docs" / "users" / "torch_distributed.md", "python")
+    command = [sys.executable, "-c", alone]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and done.stdout == "rank 0 of 1\n", done.stdout + done.stderr
+
+
 @pytest.mark.slow
-def test_the_script_of_torch_distributed_runs(tmp_path: Path) -> None:
-    (script,) = blocks(ROOT / "docs" / "users" / "torch_distributed.md", "python")
-    (tmp_path / "train.py").write_text(script)
+@pytest.mark.parametrize(("number", "expected"), [(0, "2 ranks have trained"), (1, " of 2\n")])
+def test_the_scripts_of_torch_distributed_run(tmp_path: Path, number: int, expected: str) -> None:
+    (tmp_path / "train.py").write_text([*blocks(ROOT / "docs" / "users" / "torch_distributed.md", "python")][number])
     for words in (
         [HVDRUN, "-np", "2", sys.executable],
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
@@ -359,4 +366,4 @@ def test_the_script_of_torch_distributed_runs(tmp_path: Path) -> None:
         done = subprocess.run(
             [*words, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
         )
-        assert done.returncode == 0 and done.stdout.count("2 ranks have trained") == 2, done.stdout + done.stderr
+        assert done.returncode == 0 and done.stdout.count(expected) == 2, done.stdout + done.stderr

@@ -6,8 +6,10 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -230,6 +232,26 @@ def _set_while_another_thread_waits() -> None:
         hvd.barrier()
         waiting.join()
         del rubbish
+
+
+def _released_when_complete() -> None:
+    """A tensor that was only sent is released when `poll` returns True, and the result is there all the same."""
+    for begin in (hvd.allreduce_async, hvd.allgather_async, hvd.reducescatter_async, hvd.alltoall_async):
+        tensor = torch.ones(2 * hvd.size(), SIZES[1])
+        kept, deadline = weakref.ref(tensor), time.monotonic() + 30
+        handle = begin(tensor, name="released")
+        del tensor
+        while not hvd.poll(handle) and time.monotonic() < deadline:
+            pass
+        gc.collect()
+        assert kept() is None, begin
+        result = hvd.synchronize(handle)
+        assert (result[0] if begin is hvd.alltoall_async else result).eq(1).all()
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_released_when_complete(ranks, size):
+    ranks(size).run(_released_when_complete)
 
 
 @pytest.mark.parametrize("numel", SIZES)

@@ -18,6 +18,7 @@ from support.training import (
     make_sgd,
     my_part,
 )
+from torch.utils.checkpoint import checkpoint
 
 import horovodlike.torch as hvd
 from horovodlike._engine.ops import counters
@@ -261,6 +262,21 @@ def _too_many_passes_that_are_caught() -> None:
     assert [parameter.grad.tolist() for parameter in parameters[:2]] == [[float(hvd.size())] * 3] * 2
 
 
+def _a_parameter_in_two_checkpoints() -> None:
+    """Reentrant ones make a backward pass of each checkpoint; the error names the remedy."""
+    layer = torch.nn.Linear(2, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), layer.named_parameters())
+    for reentrant in (False, True):
+        x = torch.ones(1, 2, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        with pytest.raises(AssertionError, match="use_reentrant=False") if reentrant else contextlib.nullcontext():
+            x.sum().backward()
+            optimizer.step()
+    with _warned():
+        optimizer.step()
+
+
 def _gradients_changed_while_they_are_reduced() -> None:
     parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
@@ -316,6 +332,7 @@ CASES = (
     _state_broadcast_amid_a_step,
     _the_optimizer_inside_is_used,
     _too_many_passes_that_are_caught,
+    _a_parameter_in_two_checkpoints,
     _gradients_changed_while_they_are_reduced,
     _rules,
     _arguments,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import horovodlike.torch as hvd
+from horovodlike.errors import MismatchError
 from horovodlike.torch._ops import custom_ops
 from horovodlike.torch.nn._region import Region, own_random_stream
 
@@ -50,6 +53,90 @@ def _steps(model, optimizer, batches) -> list[torch.Tensor]:
     return losses
 
 
+def _clipped_steps(model, optimizer, batches, clip, loss_of=lambda model, batch: model(batch)) -> list[torch.Tensor]:
+    """Do as `_steps`, but clip the gradients by `clip`, and return the norms before."""
+    norms = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        with contextlib.ExitStack() as stack:
+            if hasattr(optimizer, "synchronize"):
+                optimizer.synchronize()
+                stack.enter_context(optimizer.skip_synchronize())
+            norms.append(clip(model))
+            optimizer.step()
+    return norms
+
+
+def _sgd(model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _assert_equal_everywhere(model, plain) -> None:
+    state = hvd.nn.full_state_dict(model)
+    hvd.check_consistency(state)
+    for name, value in plain.state_dict().items():
+        assert_close(state[name], value)
+
+
+def _small(split: bool) -> torch.nn.Module:
+    torch.manual_seed(4)
+    if split:
+        up = hvd.nn.ColumnParallelLinear(6, 12, gather_output=False)
+        down = hvd.nn.RowParallelLinear(12, 6, input_is_parallel=True)
+    else:
+        up, down = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
+    return torch.nn.Sequential(up, torch.nn.Tanh(), down, torch.nn.LayerNorm(6)).double()
+
+
+def _clipped() -> None:
+    batches = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for max_norm, norm_type in ((0.2, 2.0), (0.2, 1), (0.2, 3.0), (0.05, "inf"), (1e9, 2.0)):
+        model, plain = _small(split=True), _small(split=False)
+        norms, expected = (
+            _clipped_steps(
+                each,
+                _sgd(each),
+                batches,
+                clip,
+                lambda each, batch: functional.mse_loss(each(batch), batch.roll(1, 1)),
+            )
+            for each, clip in (
+                (model, lambda each: hvd.nn.clip_grad_norm_(each, max_norm, norm_type)),  # noqa: B023
+                (plain, lambda each: torch.nn.utils.clip_grad_norm_(each.parameters(), max_norm, norm_type)),  # noqa: B023
+            )
+        )
+        assert_close(torch.stack(norms), torch.stack(expected))
+        _assert_equal_everywhere(model, plain)
+    assert hvd.nn.clip_grad_norm_(_small(split=True), 1.0).item() == 0.0  # there are no gradients
+    with pytest.raises(ValueError, match="norm_type must be above 0, got -inf"):
+        hvd.nn.clip_grad_norm_(model, 1.0, "-inf")
+    if hvd.rank() == 0:
+        model[0].weight.grad[0] = float("nan")
+    with pytest.raises(RuntimeError, match="the norm of the gradients is nan"):
+        hvd.nn.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
+
+
+def _optimizers_of_whole_parameters() -> None:
+    model = _small(split=True)
+    kinds = [kind for kind in ("Adafactor", "LBFGS", "Muon") if hasattr(torch.optim, kind)]
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        parts, wholes = [each[0].weight, each[2].weight], [torch.nn.Parameter(torch.ones(2, 2))]
+        for parameter in (*parts, *wholes):
+            parameter.grad = torch.ones_like(parameter)
+        for kind in kinds:
+            for wrap in (lambda optimizer: optimizer, hvd.DistributedOptimizer):
+                for parameters in (parts, wholes):
+                    optimizer = wrap(getattr(torch.optim, kind)(parameters))
+                    before = parameters[0].clone()
+                    if parameters is parts and hvd.size() > 1:
+                        with pytest.raises(ValueError, match=rf"{kind} looks at whole .* of the weight of a ColumnPar"):
+                            optimizer.step(lambda: 0.0)
+                        assert torch.equal(parameters[0], before)
+                    else:
+                        optimizer.step(lambda: 0.0)
+
+
 def _two_by_two() -> None:
     """Tensor parallelism on [0, 1] and [2, 3], data parallelism on [0, 2] and [1, 3]: as the unsplit model."""
     tensor_sets = _sets(2)
@@ -69,6 +156,29 @@ def _two_by_two() -> None:
     for name, value in hvd.nn.full_state_dict(model).items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-9, atol=1e-9)
     hvd.check_consistency(model, process_set=data)
+    _forget(*tensor_sets, *data_sets)
+
+
+def _two_by_two_clipped() -> None:
+    tensor_sets = _sets(2)
+    data_sets = [hvd.add_process_set([first, first + 2]) for first in range(2)]
+    tensor, data = _own(tensor_sets), _own(data_sets)
+    model, plain = _seeded(tensor), _seeded()
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), process_set=data)
+    batches = tokens(4 * STEPS).split(4)
+    parts = [batch.chunk(2)[data.rank()] for batch in batches]
+    norms = _clipped_steps(model, optimizer, parts, lambda each: hvd.nn.clip_grad_norm_(each, 0.5))
+    expected = _clipped_steps(
+        plain, _sgd(plain), batches, lambda each: torch.nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+    )
+    assert min(expected) > 0.5
+    assert_close(torch.stack(norms), torch.stack(expected))
+    _assert_equal_everywhere(model, plain)
+    with torch.no_grad():
+        model.norm.bias += tensor.rank()  # as after clipping by each rank's own norm
+    hvd.check_consistency(model, process_set=data)
+    with pytest.raises(MismatchError, match=r"norm\.bias: values: ranks 1, 3 differ from ranks 0, 2 \(1 of"):
+        hvd.check_consistency(hvd.nn.full_state_dict(model))
     _forget(*tensor_sets, *data_sets)
 
 
@@ -195,7 +305,19 @@ def _ranks_that_disagree() -> None:
 
 
 CASES = (_wrong_states, _without_gradients, _names_differ, _ranks_that_disagree, _checkpointed)
-ON_FOUR = (_two_by_two, _saved_and_loaded_with_another_split)
+ON_FOUR = (_two_by_two, _two_by_two_clipped, _saved_and_loaded_with_another_split)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("case", (_clipped, _optimizers_of_whole_parameters), ids=lambda case: case.__name__.strip("_"))
+def test_whole_parameters(ranks, case, size):
+    ranks(size).run(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ("always", "never"))
+def test_clipping_with_data_parallelism(fresh_ranks, overlap):
+    fresh_ranks(4, {"HOROVODLIKE_OVERLAP": overlap}).run(_two_by_two_clipped)
 
 
 @pytest.mark.parametrize("size", [2, 4])

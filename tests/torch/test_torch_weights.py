@@ -87,6 +87,26 @@ def _large_models_equal_the_whole_batch() -> None:
     _check(make_sgd, _large_model, {})
     _check(_adam, _large_model, {"groups": 2})
     _check(make_sgd, _large_model, {"weight": "sizes"}, passes=2)
+    _check(make_sgd, _large_model, {}, passes=3)
+
+
+def _several_passes() -> None:
+    """A parameter that only the last pass reaches, one that all reach, and a collective after each pass."""
+    params = _parameters(0.0, 0.0)
+    optimizer = _optimizer(params, backward_passes_per_step=3)
+    counts = torch.tensor([[2.0 + rank, 5.0 - rank, 1.0] for rank in range(hvd.size())]).double()
+    for _ in range(2):
+        optimizer.zero_grad()
+        for number, own in enumerate(counts[hvd.rank()]):
+            hvd.set_batch_weight(own)
+            loss = params[1] * own + (params[0] if number == 2 else 0.0)
+            (loss.sum() * own / counts[hvd.rank()].sum()).backward()
+            hvd.barrier()
+        optimizer.step()
+        assert not weighting.is_set()
+        expected = counts[:, -1].sum() / counts.sum(), counts.square().sum() / counts.sum()
+        for param, mean in zip(params, expected, strict=True):
+            assert param.grad.item() == pytest.approx(mean.item(), rel=1e-12)
 
 
 def _handed_over_early() -> bool:
@@ -253,11 +273,28 @@ def _too_late() -> None:
     assert hvd.batch_weight() == 3.0  # not used
 
 
-def test_gradients_that_are_handed_over_during_the_backward_pass(fresh_ranks):
-    pool = fresh_ranks(3, {"HOROVODLIKE_OVERLAP": "always"})
+def _too_many() -> None:
+    """A third pass reaches another parameter, when the first one's gradient has been handed over."""
+    for weight in (None, hvd.batch_weight):
+        params = [torch.nn.Parameter(torch.zeros(1 << 18).double()) for _ in range(2)]
+        named = [(f"too_many.{weight is None}.{index}", param) for index, param in enumerate(params)]
+        optimizer = _optimizer(params, named_parameters=named, backward_passes_per_step=2, weight=weight)
+        for reached in (params[:1], params, params[1:]):
+            hvd.set_batch_weight(3)
+            sum(param.sum() for param in reached).backward()
+        with pytest.raises(ValueError, match="with several passes before each of backward_passes_per_step"):
+            optimizer.step()
+        assert hvd.batch_weight() == 3.0  # not used
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_gradients_that_are_handed_over_during_the_backward_pass(fresh_ranks, size):
+    pool = fresh_ranks(size, {"HOROVODLIKE_OVERLAP": "always"})
     pool.run(_large_models_equal_the_whole_batch)
-    assert pool.run(_handed_over_early) == [True, True, True]
+    pool.run(_several_passes)
+    assert pool.run(_handed_over_early) == [True] * size
     pool.run(_too_late)
+    pool.run(_too_many)
     assert all(seconds < 20 for seconds in pool.run(_disagreement, [0]))
 
 
@@ -354,10 +391,12 @@ def test_ranks_that_have_joined(ranks):
     ranks(3).run(_joined)
 
 
-def test_with_the_other_settings(fresh_ranks):
-    pool = fresh_ranks(3, {"HOROVODLIKE_OVERLAP": "never", "HOROVODLIKE_JOIN_AVERAGE": "all"})
+@pytest.mark.parametrize("size", (2, 3))
+def test_with_the_other_settings(fresh_ranks, size):
+    pool = fresh_ranks(size, {"HOROVODLIKE_OVERLAP": "never", "HOROVODLIKE_JOIN_AVERAGE": "all"})
     pool.run(_joined)
     pool.run(_large_models_equal_the_whole_batch)
+    pool.run(_several_passes)
     assert all(seconds < 20 for seconds in pool.run(_disagreement, [1, 2]))
 
 

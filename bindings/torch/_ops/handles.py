@@ -66,9 +66,9 @@ class Call:
 
 
 class _InFlight(NamedTuple):
-    borrowed: Sequence[object]  # the tensors, and the objects that keep their memory
+    borrowed: list[object]  # the tensors, and the objects that keep their memory
     finish: Callable[[list[Output]], Result]
-    storages: Sequence[torch.UntypedStorage]
+    storages: list[torch.UntypedStorage]
     stream: GpuStream | None = None  # the current one at the start; None: the tensors are on the CPU
     allocation: Allocation | None = None
 
@@ -140,7 +140,7 @@ def start(
     call: Call,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    borrowed: Sequence[object],
+    borrowed: list[object],
     finish: Callable[[list[Output]], Result],
     arguments: Sequence[int] = (),
     allocation: Allocation | Destinations | None = None,
@@ -151,7 +151,7 @@ def start(
         call: The arguments of the operation.
         inputs: The tensors to send or reduce, all on one device.
         outputs: The tensors for the results; empty if the engine or `allocation` finds memory for them.
-        borrowed: Objects to keep until the operation is complete, also a `Destinations`.
+        borrowed: Objects to keep until the operation is complete, also a `Destinations`; a list of the operation's own.
         finish: Makes the result from the outputs that the engine has allocated.
         arguments: The `arguments` of the request.
         allocation: Finds memory for the outputs; on the CPU it must be a `Destinations`.
@@ -433,9 +433,14 @@ def poll(handle: int) -> bool:
     if handle not in _in_flight and handle not in _on_fast_path:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
     try:
-        return ops.poll(handle)
+        is_complete = ops.poll(handle)
     except KeyError:  # another thread has synchronized it meanwhile
         raise ValueError(f"handle {handle} was synchronized before") from None
+    operation = _in_flight.get(handle)
+    if is_complete and operation is not None and operation.stream is None:
+        operation.borrowed.clear()  # `finish` has what the result needs
+        operation.storages.clear()
+    return is_complete
 
 
 def give_up(handle: int) -> None:

@@ -236,7 +236,8 @@ class Reduction:
         if too_many is not None:
             raise AssertionError(
                 f"{too_many.name}: more backward passes than backward_passes_per_step={passes} before step(); "
-                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between"
+                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between. "
+                "If several activation checkpoints use the parameter, give these use_reentrant=False"
             )
 
     def is_in_progress(self) -> bool:
@@ -282,7 +283,8 @@ class Reduction:
             except ValueError:  # there is no job, or the process set is not registered any more
                 self.abandon()
                 raise
-            if communicates and self.weights.allows_hand_over():
+            # The weight of a step with several passes is the sum over them: it is read when the last one has begun.
+            if communicates and self._complete and self.weights.allows_hand_over():
                 complete, left = self._complete.copy(), []
                 if but_small and not self._streams:
                     left = [state for state in complete if state.is_small or state.is_part_of_a_storage()]

@@ -57,17 +57,18 @@ class WeightExchange:
             waits: The caller calls `wait` next.
 
         Raises:
-            ValueError: A weight cannot be used, or was set after gradients of this step had been handed over.
+            ValueError: A weight cannot be used, or was set after this step had begun to hand gradients over.
         """
         if self.is_used is None:
             weight = weighting.of_step(self._options.weight, self._options.op, "DistributedOptimizer")
             if weight is not None:
                 self._start(weight)
             self.is_used = weight is not None
-        elif waits and not self.is_used and self._options.weight is None and weighting.is_set():
+        elif waits and self._options.weight in (None, weighting.batch_weight) and weighting.is_set():
             raise ValueError(
-                "hvd.set_batch_weight() was called when gradients of this step had been handed over without a weight: "
-                "call it before backward(). If it was for another optimizer, give weight= to both of them"
+                "hvd.set_batch_weight() was called when gradients of this step had been handed over: call it before "
+                "backward(), and with several passes before each of backward_passes_per_step. If it was for another "
+                "optimizer, give weight= to both of them"
             )
         self._is_awaited = waits and self.is_used
         return self.is_used

@@ -125,7 +125,7 @@ class Team:
                 finish()
             return None
 
-        borrowed = [*inputs, *outputs, *results, destinations]
+        borrowed: list[object] = [*inputs, *outputs, *results, destinations]
 
         def enqueue(call: Call) -> int:
             return start(call, inputs, outputs, borrowed, end, arguments, destinations)
@@ -216,7 +216,7 @@ class Team:
                 return None
         tensors = [tensor]
         operation = self._start_as(
-            name, key, lambda call: start(call, tensors, tensors, tensors, lambda _: None), tensors, timeout
+            name, key, lambda call: start(call, tensors, tensors, [*tensors], lambda _: None), tensors, timeout
         )
         if not waits:
             return operation

@@ -17,7 +17,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.nn.attention`: `ParallelSelfAttention`
 * :mod:`horovodlike.torch.nn.embedding`: `VocabParallelEmbedding`
 * :mod:`horovodlike.torch.nn.loss`: `vocab_parallel_cross_entropy`
-* :mod:`horovodlike.torch.nn.state`: the state of a model and of its optimizer in unsplit form
+* :mod:`horovodlike.torch.nn.state`: the state of a model and of its optimizer in unsplit form, and `clip_grad_norm_`
 """
 
 from horovodlike.torch.nn._module import ParallelModule
@@ -27,6 +27,7 @@ from horovodlike.torch.nn.linear import ColumnParallelLinear, RowParallelLinear
 from horovodlike.torch.nn.loss import vocab_parallel_cross_entropy
 from horovodlike.torch.nn.mlp import ParallelMLP
 from horovodlike.torch.nn.state import (
+    clip_grad_norm_,
     full_optimizer_state_dict,
     full_state_dict,
     load_full_optimizer_state_dict,
@@ -40,6 +41,7 @@ __all__ = [
     "ParallelSelfAttention",
     "RowParallelLinear",
     "VocabParallelEmbedding",
+    "clip_grad_norm_",
     "full_optimizer_state_dict",
     "full_state_dict",
     "load_full_optimizer_state_dict",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from horovodlike.process_set import ProcessSet
 from horovodlike.splits import Split
 from horovodlike.torch.nn._region import Region
 
 ROWS, COLUMNS = Split(0), Split(1)  # of a matrix that torch stores as (out_features, in_features)
+
+_layers: weakref.WeakSet[ParallelModule] = weakref.WeakSet()
+# The optimizers that do not treat each element of a parameter alone, as far as this torch has them.
+_OF_WHOLES = tuple(getattr(torch.optim, name, ()) for name in ("Adafactor", "LBFGS", "Muon"))
 
 
 class ParallelModule(torch.nn.Module):
@@ -37,6 +43,11 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         self.splits = dict(splits)
         self._region = Region.of(type(self).__name__, process_set)
+        _layers.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no annotations here
+        _layers.add(self)  # a copy, or what was pickled
 
     @property
     def process_set(self) -> ProcessSet:
@@ -77,3 +88,19 @@ class ParallelModule(torch.nn.Module):
                 f"{type(self).__name__}: expected an input whose last dimension is {width}, got the shape "
                 f"{tuple(input.shape)}{remedy}"
             )
+
+
+def _refuse_parts(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if isinstance(optimizer, _OF_WHOLES):
+        layers = [layer for layer in _layers if layer._region.num_ranks > 1]
+        split = [(layer, name) for layer in layers for name, how in layer.splits.items() if how]
+        owners = {id(layer._parameters.get(name)): f"{name} of a {type(layer).__name__}" for layer, name in split}
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if id(parameter) in owners:
+                raise ValueError(
+                    f"{type(optimizer).__name__} looks at whole parameters, and each rank has only its part of the "
+                    f"{owners[id(parameter)]}: give it to another optimizer, such as AdamW or SGD"
+                )
+
+
+register_optimizer_step_pre_hook(_refuse_parts)

@@ -1,4 +1,4 @@
-"""The state of models with split layers in the form of the unsplit model, to be saved and loaded with another split."""
+"""The state of models with split layers in the form of the unsplit model, and the norm of all its gradients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.linalg import vector_norm
 
+from horovodlike.basics import Max, Sum
+from horovodlike.process_set import ProcessSet
 from horovodlike.splits import Split
-from horovodlike.torch.mpi_ops import allgather
+from horovodlike.torch.mpi_ops import allgather, allreduce
 from horovodlike.torch.nn._module import ParallelModule
 
 
@@ -110,6 +113,44 @@ def load_full_optimizer_state_dict(
             if isinstance(value, torch.Tensor) and list(value.shape) == _whole_shape(parameter, layer, split):
                 chosen[index][name] = layer.part(key.rpartition(".")[2], value)
     optimizer.load_state_dict({**state, "state": chosen})
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    model: torch.nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> torch.Tensor:
+    """Do what `torch.nn.utils.clip_grad_norm_` does for all parameters of the unsplit model; return their norm before.
+
+    All ranks of the process sets of the model's layers have to call this, when the gradients are reduced. The arguments
+    are those of torch's function, but for the model; `norm_type` must be above 0. The norm is in float64.
+    """
+    norm_type = float(norm_type)
+    if not norm_type > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type must be above 0, got {norm_type}")
+    power, op = (1.0, Max) if norm_type == float("inf") else (norm_type, Sum)
+    split = [(layer._parameters[key.rpartition(".")[2]], layer) for key, layer, _ in _split_parameters(model)]
+    sets = {id(parameter): layer.process_set for parameter, layer in split}
+    gradients: list[torch.Tensor] = []
+    norms: dict[ProcessSet | None, list[torch.Tensor]] = {}  # by the ranks that have parts; None: of whole gradients
+    for parameter in model.parameters():
+        of_set = norms.setdefault(sets.get(id(parameter)), [parameter.new_zeros((), dtype=torch.float64)])
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+            of_set.append(vector_norm(parameter.grad, norm_type, dtype=torch.float64))
+    totals = []
+    for process_set, of_set in norms.items():
+        total = vector_norm(torch.stack(of_set), norm_type)
+        if process_set is not None:
+            total = allreduce(total**power, name="clip_grad_norm_", op=op, process_set=process_set) ** (1 / power)
+        totals.append(total)
+    norm: torch.Tensor = vector_norm(torch.stack(totals), norm_type)
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of the gradients is {norm.item()}; skip the step, or leave out the check"
+        )
+    if gradients:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def _owners(

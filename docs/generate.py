@@ -30,7 +30,8 @@ Every setting is an environment variable, read once, in `init()`; those that con
 per rank, time-outs) by `hvdrun` when it starts, so that a script comes too late to set them. Where Horovod has the same
 setting, its variable works too; if both are set, the first column wins. `hvdrun` passes its environment on to every
 rank, and has options for the most used settings: see `hvdrun --help`. A value that cannot be used is an error that
-names the variable, the value and what is accepted.
+names the variable, the value and what is accepted. Rank 0 warns once of a variable `HOROVODLIKE_...` whose name is not
+that of a setting, but nearly.
 
 Ranks that `hvdrun` has not started find each other by `HOROVODLIKE_RENDEZVOUS_ADDR`, `HOROVODLIKE_RENDEZVOUS_PORT` and
 `HOROVODLIKE_SECRET_KEY` or `HOROVODLIKE_SECRET_KEY_FILE`: see [hosts.md](hosts.md).

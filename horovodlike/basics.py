@@ -19,8 +19,10 @@ from horovodlike._bootstrap.environment import (
     MONITOR_PORT,
     RankInfo,
     file_of_generation,
+    misspelt,
     path_of_rank,
 )
+from horovodlike._bootstrap.environment import generation as generation_of_job
 from horovodlike._engine import gpu_libraries, ops, options, stack_dump, steps
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import ReduceOp
@@ -281,6 +283,9 @@ def _start_reporter(place: RankInfo) -> None:
 
 
 def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:
+    if place.rank == 0 and _generation == generation_of_job() == 1:
+        for line in misspelt(os.environ):
+            print(f"horovodlike warning: {line}", file=sys.stderr)
     if place.rank == 0 and settings.log_level in ("trace", "debug"):
         for line in config_module.without_effect(os.environ):
             print(f"horovodlike debug: {line}", file=sys.stderr)

@@ -7,9 +7,10 @@ variable that is set to the empty string counts as not set.
 """
 
 import dataclasses
+import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "Config",
     "Setting",
     "Value",
+    "did_you_mean",
     "is_set",
     "load",
     "parse",
@@ -423,6 +425,19 @@ WITHOUT_EFFECT: dict[str, str] = {f"HOROVOD_{name}": reason for reason, names in
 def without_effect(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each of Horovod's variables that is set and has no effect."""
     return [f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items() if environ.get(name, "").strip()]
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return a question that continues a message with the nearest of some names; empty if none is near.
+
+    Args:
+        name: The name that is wrong.
+        names: The right ones.
+        prefix: The begin that it shares with the names that count.
+    """
+    rests = [each.removeprefix(prefix) for each in names if each.startswith(prefix)]
+    near = difflib.get_close_matches(name.removeprefix(prefix), rests, 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _fits(setting: Setting, value: Value) -> bool:

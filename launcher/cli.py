@@ -161,7 +161,10 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
         if foreign is not None:
             parser.error(f"{foreign} is an option of Horovod's, which only --compat accepts")
         words, command = _split(parser, argv)
-    arguments = parser.parse_args(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        question = config.did_you_mean(unknown[0].partition("=")[0], parser._option_string_actions)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{question}")
     arguments.compat |= program == HOROVODRUN
     if command[:1] and command[0].isdigit() and words[-1:] == ["--monitor"]:
         parser.error(f"--monitor {command[0]}: a port follows after '=': write --monitor={command[0]}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, parse
+from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, did_you_mean, parse
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
@@ -365,7 +365,8 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:
     variables = {}
     for section, keys in content.items():
         if not any(key.startswith(f"{section}.") for key in by_key):
-            raise UsageError(f"{path}: there is no section {shown(section)}; remove it ({accepted})")
+            remedy = did_you_mean(str(section), {key.partition(".")[0] for key in by_key}) or "; remove it"
+            raise UsageError(f"{path}: there is no section {shown(section)}{remedy} ({accepted})")
         if not isinstance(keys, Mapping):
             raise UsageError(
                 f"{path}: section {shown(section)} must hold keys and values, not {shown(keys)}; {accepted}"
@@ -373,7 +374,8 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:
         for name, value in keys.items():
             option = by_key.get(f"{section}.{name}")
             if option is None:
-                raise UsageError(f"{path}: there is no key {section}.{name}; remove it ({accepted})")
+                remedy = did_you_mean(f"{section}.{name}", by_key, f"{section}.") or "; remove it"
+                raise UsageError(f"{path}: there is no key {section}.{name}{remedy} ({accepted})")
             source = f"{path}: {section}.{name}"
             variables[option.row.variable] = _variable(option, _text(option, value, source), source)
     return variables

@@ -19,7 +19,7 @@ from horovodlike.launcher.errors import RankFailedError, counted, listed
 from horovodlike.ray.failures import SECONDS_TO_EXPLAIN, Failures, described, first_line, is_consequence
 from horovodlike.ray.ray_logger import LogQueue
 from horovodlike.ray.rendezvous import WorkerJob
-from horovodlike.ray.strategy import Demand, Reservation, offered, order_by_node, reserve
+from horovodlike.ray.strategy import Demand, Reservation, kill, offered, order_by_node, reserve
 from horovodlike.ray.worker import BaseHorovodWorker, WorkerFacts
 
 __all__ = ["CLOSE_SECONDS", "StartOptions", "StaticAdapter", "ends_with"]
@@ -177,7 +177,7 @@ class StaticAdapter:
                 if reservation is not None:
                     stack.callback(reservation.release)
                 for worker in workers:
-                    stack.callback(ray.kill, worker.handle)
+                    stack.callback(kill, worker.handle)
             if job is not None:
                 job.close()
 
@@ -210,7 +210,8 @@ class StaticAdapter:
                 return self._collect(begin(), poll)
             finally:
                 if queue is not None:
-                    chief.set_queue.remote(None)
+                    with contextlib.suppress(Exception):  # the first error, or an interrupt, says more
+                        chief.set_queue.remote(None)
 
     def _collect(self, calls: Sequence[Any], poll: Callable[[], None] | None = None) -> list[Any]:
         """Return the results of calls of ranks 0, 1 and so on; if one fails, raise the error of the first cause."""
@@ -323,7 +324,7 @@ def _start_workers(demand: Demand, reservation: Reservation, deadline: float) ->
         facts = _facts_of(handles, demand, deadline)
     except BaseException:
         for handle in handles:
-            ray.kill(handle)
+            kill(handle)
         raise
     return [_Worker(handles[position], facts[position]) for position in order_by_node([each.node for each in facts])]
 

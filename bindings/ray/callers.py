@@ -24,7 +24,7 @@ from horovodlike.launcher.errors import HostsError
 from horovodlike.ray.failures import first_line
 from horovodlike.ray.node_caller import NodeCaller, NodeOptions
 from horovodlike.ray.node_choice import Node, Snapshot, Taken, seconds_to_leave
-from horovodlike.ray.strategy import Demand, Reservation, Resources, offered, reserve, room_for
+from horovodlike.ray.strategy import Demand, Reservation, Resources, kill, offered, reserve, room_for
 
 __all__ = ["Callers", "JobHosts"]
 
@@ -163,7 +163,7 @@ class Callers:
             return  # all has ended with the connection
         with ExitStack() as stack:  # one error, or an interrupt, does not keep the rest from its end
             for caller in self._callers.values():
-                stack.callback(ray.kill, caller.handle)
+                stack.callback(kill, caller.handle)
             if self._asked is not None:
                 stack.callback(self._asked.release)
             if self._callers:

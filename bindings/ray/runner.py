@@ -18,7 +18,7 @@ from horovodlike.launcher.options import setting_variables, take_elastic
 from horovodlike.ray.adapter import StartOptions, StaticAdapter
 from horovodlike.ray.elastic_adapter import ElasticAdapter, ElasticOptions
 from horovodlike.ray.proxies import LocalAdapter, RemoteAdapter
-from horovodlike.ray.strategy import Demand
+from horovodlike.ray.strategy import Demand, kill
 
 __all__ = ["MiniSettings", "RayExecutor", "at_least", "warn_of"]
 
@@ -313,7 +313,7 @@ class RayExecutor:
             results = adapter.call_and_poll(method, (*arguments, queue), poll)
             return results
         finally:
-            queue.shutdown(force=True)
+            kill(queue.actor)
 
 
 def warn_of(without_effect: Mapping[str, Any]) -> None:

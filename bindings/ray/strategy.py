@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
+from ray.actor import ActorHandle
 from ray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -122,7 +124,14 @@ class Reservation:
         """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
         self.is_released = True
         if self.is_own:
-            remove_placement_group(self.group)
+            with contextlib.suppress(Exception):  # as in kill()
+                remove_placement_group(self.group)
+
+
+def kill(actor: ActorHandle) -> None:
+    """End an actor. That it, or the connection to Ray, is lost does not replace an error or an interrupt."""
+    with contextlib.suppress(Exception):
+        ray.kill(actor)
 
 
 def reserve(demand: Demand) -> Reservation:

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovodlike._bootstrap.hostlist import expand_counts
+from horovodlike.config import SETTINGS, did_you_mean
 from horovodlike.errors import ConfigError, RendezvousError
 
-__all__ = ["RankInfo", "file_of_generation", "find_ancestor", "find_rank_info", "generation", "path_of_rank"]
+__all__ = [
+    *("RankInfo", "file_of_generation", "find_ancestor", "find_rank_info", "generation", "misspelt", "path_of_rank"),
+]
 
 DRIVER_ADDRESS = "HOROVODLIKE_DRIVER_ADDR"
 DRIVER_PORT = "HOROVODLIKE_DRIVER_PORT"
@@ -322,6 +325,16 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
         f"nothing in the environment that {launcher.name} made tells this job from another one: set {JOB_ID} "
         "to the same new text on all of its ranks, or start them with hvdrun"
     )
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that is set, and whose name is nearly that of a setting or of the above."""
+    prefix, own = "HOROVODLIKE_", _LAUNCHERS[0]
+    known = {each.variable for each in SETTINGS.values()} | {each for each in globals().values() if type(each) is str}
+    known |= {*own.rank, *own.size, *own.local_rank, *own.local_size, *own.cross_rank, *own.cross_size}
+    wrong = [name for name, value in environ.items() if name.startswith(prefix) and value and name not in known]
+    near = {name: did_you_mean(name, sorted(known), prefix) for name in sorted(wrong)}
+    return [f"{name} has no effect: there is no such setting{question}" for name, question in near.items() if question]
 
 
 def generation() -> int:

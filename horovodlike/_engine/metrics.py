@@ -54,9 +54,11 @@ class Metrics(TypedDict):
     """The part of ``execution_seconds`` in which this rank waited for other ranks."""
     blocked_seconds: float
     """The time in which threads of this rank were blocked until their requests were complete: waiting for other ranks,
-    and communication that nothing else hid."""
+    and communication that nothing else hid. In a graph of TensorFlow no thread waits: all the time counts in which its
+    requests were in flight."""
     in_flight: int
-    """The number of requests that are enqueued and not complete now."""
+    """The number of requests that are enqueued and not complete now; at least that of the threads that wait for a
+    result, such as a message."""
     bytes_by_shared_memory: int
     """The number of bytes of the tensors in completed batches whose ranks are on one host. Batches of a single rank
     are in none of these counters."""

@@ -82,6 +82,8 @@ def start(target: Target, place: RankInfo) -> None:
     """Start to report; replaces a reporter that runs."""
     global _running
     stop()
+    # For a profiler that --attach starts: Kineto would write lines into the output of the ranks, above all its errors.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     thread = _Reporter(target, place)
     thread.start()
     _running = thread

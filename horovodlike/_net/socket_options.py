@@ -14,7 +14,9 @@ _BY_LOSS = ("cubic", "reno")  # Linux lets any process use reno
 _MIN_RTT = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info; its offset is part of the kernel's ABI
 
 _OTHERS = 256
-"""Other files that may be opened: pending connections, and those of the script."""
+"""Other files that may be opened, for which the limit is raised: pending connections, and those of the script."""
+_FEWEST_OTHERS = 16
+"""Other files without room for which it is an error."""
 
 
 def set_congestion_control(connected: socket.socket, wanted: str) -> None:
@@ -92,16 +94,16 @@ def ensure_descriptors(count: int, purpose: str) -> None:
         purpose: The use of these files, for the error.
 
     Raises:
-        RendezvousError: The hard limit is too low, too.
+        RendezvousError: The hard limit leaves too little room, too.
     """
-    needed = len(os.listdir("/proc/self/fd")) + count + _OTHERS
+    needed = len(os.listdir("/proc/self/fd")) + count + _FEWEST_OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft == resource.RLIM_INFINITY or soft >= needed + _OTHERS:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise RendezvousError(
-            f"this process may have {hard} open files, but {purpose} need {needed}: raise the limit (ulimit -Hn; "
-            "nofile in /etc/security/limits.conf; LimitNOFILE of the service that starts the ranks), or start fewer "
-            "ranks"
+            f"this process may have {hard} open files, but {purpose} and its other files need {needed}: raise the "
+            "limit (ulimit -Hn; nofile in /etc/security/limits.conf; LimitNOFILE of the service that starts the "
+            "ranks), or start fewer ranks"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -115,7 +115,7 @@ def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_
 def object_name(name: str | None, set_id: int) -> str:
     """Return the name by which the ranks of a process set match a collective on objects."""
     check_name(name, "object")
-    return f"array.object.{f'noname.{_unnamed.next(set_id)}' if name is None else name}"
+    return f"array.object.noname.{_unnamed.next(set_id)}" if name is None else f"object.{name}"
 
 
 def group(arrays: Iterable[Any], operation: str) -> list[Any]:
@@ -153,7 +153,7 @@ def described(call: ArrayCall, given: Sequence[Any], needs_rows: bool = False) -
 def _known_request(call: ArrayCall, name: str, tensors: Tensors, arguments: tuple[int, ...], on_gpu: bool) -> Request:
     return Request(
         call.kind,
-        f"array.{call.operation}.{name}",
+        f"{call.operation}.{name}" if call.name is not None else f"array.{call.operation}.{name}",
         tensors,
         device=Device.CUDA if on_gpu else Device.CPU,
         op=call.op,

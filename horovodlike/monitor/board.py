@@ -97,7 +97,6 @@ class RankState:
             time=self.sent,
             steps=int(counters.get("steps", 0)),
             blocked=counters.get("blocked_seconds", 0.0),
-            collective=counters.get("waiting_seconds", 0.0) + counters.get("communicating_seconds", 0.0),
             cpu=process.get("cpu_seconds", 0.0),
             delay=process.get("run_delay_seconds"),
             stolen=process.get("steal_seconds"),
@@ -312,6 +311,8 @@ class Board:
         with self._lock:
             now = self._monotonic()
             late, recent = self._delays.by_rank, list(self._history)[-self._delays.window :]
+            live = [each for each in self._ranks.values() if not each.ended and now - each.heard_at < SILENT_S]
+            waits = any(each.counters.get("in_flight") for each in live)
             ranks = []
             for rank in sorted(self._ranks):
                 state = self._ranks[rank]
@@ -319,7 +320,7 @@ class Board:
                 ranks.append(
                     {
                         **state.about,
-                        "state": _state_of(state, now),
+                        "state": _state_of(state, now, waits),
                         "age": round(max(0.0, now - state.heard_at), 1),
                         "idle": round(state.idle, 1),
                         "counters": dict(state.counters),
@@ -366,18 +367,23 @@ class Board:
             self._add("end", text)
 
 
-def _state_of(state: RankState, now: float) -> str:
+def _state_of(state: RankState, now: float, is_waited_for: bool) -> str:
+    """Return the state of a rank; ``is_waited_for``: some rank of the job is in a collective."""
     if state.ended:
         return "ended"
     if now - state.heard_at >= SILENT_S:
         return "silent"
-    return "stalled" if state.stack is not None else "running"
+    if state.stack is not None and is_waited_for:
+        return "stalled"
+    if not any(state.counters.get(name) for name in ("requests", "steps", "in_flight")):
+        return "starting"
+    return "running" if state.stack is None else "idle"
 
 
 def _find_stall(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Group the ranks that have completed nothing for some seconds by their stacks; None if one has."""
+    """Group the ranks by their stacks if some wait and none has completed anything for some seconds; else None."""
     stuck = [each for each in ranks if each["state"] == "stalled"]
-    live = sum(each["state"] in ("running", "stalled") for each in ranks)
+    live = sum(each["state"] not in ("silent", "ended") for each in ranks)
     if not stuck or len(stuck) < live:
         return None
     groups = Counter(each["stack"] for each in stuck)

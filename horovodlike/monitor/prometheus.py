@@ -86,7 +86,7 @@ def _slow_ranks(state: Mapping[str, Any]) -> _Samples:
 
 
 def _states(state: Mapping[str, Any]) -> _Samples:
-    for name in ("running", "stalled", "silent", "ended"):
+    for name in ("starting", "running", "idle", "stalled", "silent", "ended"):
         yield (("state", name),), sum(each["state"] == name for each in state["ranks"])
 
 
@@ -104,7 +104,7 @@ FAMILIES = (
     ),
     Family("rank", "info", "", "The place and process of each rank.", _rank_info),
     Family("ranks", "gauge", "", "The number of ranks that the job has now.", _of_job(lambda state: state["size"])),
-    Family("ranks_in_state", "gauge", "", "How many ranks are running, stalled, silent or ended.", _states),
+    Family("ranks_in_state", "gauge", "", "How many ranks are in this state: see monitor.md.", _states),
     Family("generation", "gauge", "", "The generation of an elastic job.", _of_job(lambda state: state["generation"])),
     Family("reduced_bytes", "counter", "bytes", "Tensors of all complete requests.", _since_start("bytes")),
     Family(

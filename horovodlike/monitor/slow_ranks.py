@@ -51,9 +51,8 @@ class Sample(NamedTuple):
     Attributes:
         time: When they were taken, by the monotonic clock of the rank.
         steps: The number of steps; 0 if nothing marks them.
-        blocked: In which its threads waited for collectives.
-        collective: In which collectives waited or were carried out, hidden by computation or not: where no thread waits
-            for them, as in a graph of TensorFlow, they count in its place.
+        blocked: In which its threads waited for collectives, or in which those of a graph of TensorFlow, for which no
+            thread waits, were in flight.
         cpu: In which its threads ran.
         delay: In which they could have run, and another process had the processor.
         stolen: In which the hypervisor had a processor of its host.
@@ -66,7 +65,6 @@ class Sample(NamedTuple):
     blocked: float
     cpu: float
     delay: float | None = None
-    collective: float = 0.0
     stolen: float | None = None
     frequency: float | None = None
     has_gpu: bool = False
@@ -284,12 +282,10 @@ class SlowRanks:
 
 def _measures(before: Mapping[int, Sample], now: Mapping[int, Sample]) -> dict[int, Measure]:
     own, cpu, delay, stolen = [], [], [], []
-    waits = any(each.blocked > before[rank].blocked for rank, each in now.items())
     for rank, each in now.items():
         past = before[rank]
         seconds = each.time - past.time
-        blocked = each.blocked - past.blocked if waits else each.collective - past.collective
-        own.append(max(_LEAST, 1 - max(0.0, blocked) / seconds))
+        own.append(max(_LEAST, 1 - max(0.0, each.blocked - past.blocked) / seconds))
         cpu.append(max(0.0, each.cpu - past.cpu) / seconds)
         delay.append(max(0.0, (each.delay or 0.0) - (past.delay or 0.0)) / seconds)
         stolen.append(max(0.0, (each.stolen or 0.0) - (past.stolen or 0.0)) / seconds)

@@ -315,8 +315,8 @@ typedef struct hvl_counters {
   int64_t communicating_ns;   /* in which a batch was executed, up to now */
   int64_t peer_wait_ns;       /* the part of execution_ns spent waiting for other ranks, or for copies from the GPU */
   int64_t ranks;              /* of the job; 0 if there is no engine */
-  int64_t blocked_ns;         /* in which threads were blocked until requests were complete, summed over the threads */
-  int64_t in_flight;          /* requests that are enqueued and not complete */
+  int64_t blocked_ns; /* sum over threads: blocked until requests were complete; or requests with `done` in flight */
+  int64_t in_flight;  /* requests that are enqueued and not complete; or, if more, threads that wait for results */
   /* Bytes of the tensors in completed batches, by transport. A batch of several hosts counts as TCP, one of a single
    * host as shared memory, unless another library carries it. Batches of a single rank are not counted. */
   int64_t bytes_by_shared_memory;

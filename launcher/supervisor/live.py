@@ -43,6 +43,8 @@ def facts(state: Mapping[str, Any], seconds: float) -> tuple[list[str], list[str
         usual.append(f"{len(by_state['ended'])} of {state['size']} ranks have ended")
     else:
         usual.append(f"{len(state['ranks']) - len(by_state['silent'])} of {state['size']} ranks")
+        states = {each["state"] for each in state["ranks"]} - {"silent"}
+        usual[-1] += f", {states.pop()}" if states in ({"starting"}, {"idle"}) else ""
     if state["generation"] > 1:
         usual.append(f"generation {state['generation']}")
     now = state["history"][-1] if state["history"] and not by_state["ended"] else {}
@@ -52,7 +54,7 @@ def facts(state: Mapping[str, Any], seconds: float) -> tuple[list[str], list[str
     if (late := state["straggler"]) is not None:
         wrong.append(f"rank {late['rank']} holds up the others: {1000 * late['seconds_each']:.0f} ms late each time")
     if (stall := state["stall"]) is not None:
-        wrong.append(f"nothing has completed for {stall['seconds']:.0f} s")
+        wrong.append(f"ranks wait, and nothing has completed for {stall['seconds']:.0f} s")
     if by_state["silent"]:
         wrong.append(f"silent: rank {ranges(by_state['silent'])}")
     return usual, wrong

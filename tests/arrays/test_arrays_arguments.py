@@ -50,6 +50,12 @@ def test_elements_that_cannot_be_sent(given):
         hvd.broadcast(given, 0, name="bad")
 
 
+def test_records_and_reports_have_the_name_that_was_given():
+    hvd.allreduce(np.ones(2), name="mine")
+    hvd.broadcast_object(3, 0, name="mine")
+    assert [each["name"] for each in hvd.flight_recorder()] == ["allreduce.mine", "object.mine"]
+
+
 def test_another_byte_order():
     with pytest.raises(ValueError, match="'bad': the elements are not in the byte order .*newbyteorder"):
         hvd.allreduce(OTHER_ORDER, name="bad")

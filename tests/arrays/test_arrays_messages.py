@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array as array_module
+import os
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -77,6 +79,26 @@ def _order_and_sources():
         source = hvd.recv(target, hvd.ANY_SOURCE, tag=7)
         assert target.tolist() == [source, numbers[source]]
         numbers[source] += 1
+
+
+def _a_rank_that_waits_for_a_message():
+    assert hvd.metrics()["in_flight"] == 0
+    if hvd.rank() == 0:
+        thread = threading.Thread(target=hvd.recv, args=(np.empty(2), hvd.size() - 1))
+        thread.start()
+        while not hvd.metrics()["in_flight"]:
+            os.sched_yield()
+    hvd.barrier()
+    if hvd.rank() == hvd.size() - 1:
+        hvd.send(np.ones(2), 0)
+    if hvd.rank() == 0:
+        thread.join()
+        assert hvd.metrics()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_waits_for_a_message_is_in_the_metrics(ranks, size):
+    ranks(size).run(_a_rank_that_waits_for_a_message)
 
 
 def _on_a_set():

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from horovodlike._bootstrap.environment import RankInfo, find_ancestor, find_rank_info
+from horovodlike._bootstrap.environment import RankInfo, find_ancestor, find_rank_info, misspelt
+from horovodlike.config import SETTINGS
 from horovodlike.errors import ConfigError, RendezvousError
 
 # Recorded from the launchers, without what does not matter here.
@@ -208,3 +209,18 @@ def test_ancestors() -> None:
     assert found is not None
     assert found.startswith(f"{parent}-{os.getppid()}-")
     assert find_ancestor(("no such command",)) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("FUSION_TRESHOLD", "FUSION_THRESHOLD"), ("RENDEZVOUS_ADDRESS", "RENDEZVOUS_ADDR")]
+)
+def test_a_name_that_is_nearly_that_of_a_setting(wrong: str, right: str) -> None:
+    [line] = misspelt({f"HOROVODLIKE_{wrong}": "3", "HOROVODLIKE_CYCLE_TIMES": "", "HOROVOD_FUSION_TRESHOLD": "3"})
+    assert line == (f"HOROVODLIKE_{wrong} has no effect: there is no such setting; did you mean HOROVODLIKE_{right}?")
+
+
+def test_no_name_that_is_one_is_taken_for_another() -> None:
+    """Neither settings nor what launchers set, nor names that are like none of these."""
+    own = {f"HOROVODLIKE_{name}" for name in ("MONITOR_PORT", "FAULT_PLAN", "SECRET_KEY", "TEST_MARK", "MY_FOLDER")}
+    names = {*HVDRUN, *own, *(name for each in SETTINGS.values() for name in each.variables)}
+    assert misspelt(dict.fromkeys(names, "1")) == []

@@ -438,5 +438,5 @@ def test_limits_of_open_files(start_python: StartPython) -> None:
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["300\n", "2000\n"]
     refusal = process.stdout.readline()
-    assert "may have 2000 open files, but 3000 connections need 32" in refusal
+    assert "may have 2000 open files, but 3000 connections and its other files need 30" in refusal
     assert "ulimit -Hn" in refusal

@@ -245,7 +245,11 @@ def test_the_configuration_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"params": {"cycle_time": 1}}, r"no key params.cycle_time; remove it \(accepted keys: .*params.cycle_time_ms"),
+        (
+            {"params": {"cycle_time": 1}},
+            r"no key params.cycle_time; did you mean params.cycle_time_ms\? \(accepted keys: ",
+        ),
+        ({"parms": {}}, r"no section 'parms'; did you mean params\? \(accepted keys: "),
         ({"library_options": {"num_nccl_streams": 2}}, r"no key library_options.num_nccl_streams; remove it"),
         ({"elastic": {"timeout": 2}}, r"no section 'elastic'; remove it"),
         ({"autotune": {"enabled": 1}}, r"autotune.enabled=1 cannot be used: it must be true or false"),
@@ -284,6 +288,16 @@ def test_a_key_that_comes_twice_in_the_configuration_file(tmp_path: Path, text: 
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(UsageError, match=f"--config-file .*job.yaml: {message}; make it one"):
         spec("--config-file", str(tmp_path / "job.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("word", "question"), [("--fusion-treshold-mb=3", "; did you mean --fusion-threshold-mb?"), ("--zzz", "")]
+)
+def test_an_option_that_is_none(capsys: pytest.CaptureFixture[str], word: str, question: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["-np", "2", word, "python", "train.py"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {word}{question}\n")
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

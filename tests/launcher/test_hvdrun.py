@@ -316,3 +316,30 @@ def test_verbose_explains(hvdrun: Callable[..., object]) -> None:
     job = hvdrun("-np", 1, "--verbose", "true")
     assert re.search(r"hvdrun: true is /\S+ on PATH", job.err)
     assert re.search(r"hvdrun: rank 0 is process \d+", job.err)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_misspelt_setting_is_named_once(
+    hvdrun: Callable[..., object], script: Callable[..., Path], size: int
+) -> None:
+    program = script("""
+        import horovodlike as hvd
+
+        for _ in range(2):
+            hvd.init()
+            hvd.shutdown()
+    """)
+    job = hvdrun("-np", size, PYTHON, program, env={"HOROVODLIKE_FUSION_TRESHOLD": "3"})
+    assert job.code == 0
+    assert job.err.splitlines() == [
+        "[0]<stderr>: horovodlike warning: HOROVODLIKE_FUSION_TRESHOLD has no effect: there is no such setting; did "
+        "you mean HOROVODLIKE_FUSION_THRESHOLD?"
+    ]
+
+
+def test_few_open_files_are_enough_on_one_host(hvdrun: Callable[..., object]) -> None:
+    limited = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh", PYTHON, "-m", "horovodlike.launcher")
+    text = "import horovodlike as hvd; hvd.init(); print(hvd.size())"
+    job = hvdrun("-np", 4, PYTHON, "-c", text, program=limited)
+    assert job.code == 0, job.err
+    assert [job.lines_of(rank) for rank in range(4)] == [[b"4"]] * 4

@@ -52,7 +52,7 @@ def board() -> Board:
     for second in range(3):
         now[0] += 1.0
         for rank in range(2):
-            counters = {"bytes": 3e6 * second, "waiting_seconds": 0.25 * second, "progress": 0.2}
+            counters = {"bytes": 3e6 * second, "requests": 9, "waiting_seconds": 0.25 * second, "progress": 0.2}
             found.take_report(rank, hellos[rank], read_report({"sent": now[0], "idle": 0, "counters": counters}))
         found.tick()
     return found
@@ -67,6 +67,9 @@ def test_a_line_says_how_far_the_job_is(board: Board) -> None:
     state = board.snapshot()
     state["ranks"][0]["counters"]["progress"] = 5e-324
     assert as_line(state, 60.0).startswith("0:01:00, 0 % done; ")
+    for each in state["ranks"]:
+        each["state"] = "idle"
+    assert "; 2 of 2 ranks, idle; " in as_line(state, 60.0)
     assert as_line(Board().snapshot(), 3.7) == "0:00:03; no rank has called init() yet"
 
 
@@ -79,7 +82,8 @@ def test_html_is_escaped(board: Board) -> None:
     state["events"] = board.snapshot()["events"]
     shown = as_html(state, 60.0)
     assert '<progress max="1" value="0.2000"' in shown
-    for text in ("1 holds up the others: 20 ms late each time", "nothing has completed for 4 s", "silent: rank 0"):
+    late, stalled = "1 holds up the others: 20 ms late each time", "ranks wait, and nothing has completed for 4 s"
+    for text in (late, stalled, "silent: rank 0"):
         assert f"{text}</b>" in shown
     assert "<pre>in &lt;module&gt;</pre>" in shown
     assert "<pre>&lt;script&gt;" in shown and "<script>" not in shown

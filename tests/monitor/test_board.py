@@ -54,7 +54,8 @@ class Job:
                 for i, number in enumerate(numbers)
             ]
             sent = self.now - 0.0002 - skew
-            counters = {"bytes": self.number * 400, "requests": self.number, "waiting_seconds": self.waited[rank]}
+            counters = {"bytes": self.number * 400, "requests": self.number}
+            counters |= dict.fromkeys(("waiting_seconds", "blocked_seconds"), self.waited[rank])
             if self.board._ranks[rank].about["host"] != f"node-{rank % hosts}":
                 self.board._ranks[rank].about["host"] = f"node-{rank % hosts}"
             more_of_rank = {"collectives": collectives, "process": process(rank)}
@@ -228,7 +229,8 @@ def test_a_stall_shows_stacks_by_groups_of_ranks() -> None:
     job.second({})
     assert job.board.snapshot()["stall"] is None
     for rank, stack in enumerate(["in synchronize", "in load", "in synchronize"]):
-        job.report(rank, sent=job.now, idle=4.0, stack=stack)
+        in_flight = {"in_flight": int(stack == "in synchronize")}
+        job.report(rank, sent=job.now, idle=4.0, stack=stack, counters=in_flight)
     stall = job.board.snapshot()["stall"]
     assert stall["seconds"] == 4.0
     assert stall["stacks"] == [
@@ -237,6 +239,27 @@ def test_a_stall_shows_stacks_by_groups_of_ranks() -> None:
     ]
     job.report(0, sent=job.now + 1, idle=0.0, stack=None)
     assert job.board.snapshot()["stall"] is None
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("requests", "state"), [(0, "starting"), (7, "idle")])
+def test_no_rank_waits_while_each_reads_or_validates(size: int, requests: int, state: str) -> None:
+    job = Job(size)
+
+    def states(waiting: set[int]) -> set[str]:
+        for rank in range(size):
+            counters = {"requests": requests, "in_flight": int(rank in waiting)}
+            job.report(rank, sent=job.now, idle=9.0, stack="in load", counters=counters)
+        found = job.board.snapshot()
+        assert bool(found["stall"]) == bool(waiting)
+        return {each["state"] for each in found["ranks"]}
+
+    assert states(set()) == {state}
+    assert f'horovodlike_ranks_in_state{{state="{state}"}} {size}' in render(job.board.snapshot())
+    assert states({size - 1}) == {"stalled"}
+    assert states(set()) == {state}
+    job.report(0, sent=job.now + 1, idle=0.0, stack=None, counters={"requests": requests + 1})
+    assert job.board.snapshot()["ranks"][0]["state"] == "running"
 
 
 def test_a_new_generation_forgets_the_ranks() -> None:
@@ -284,7 +307,7 @@ def test_reports_on_a_connection_that_another_one_has_followed_are_dropped() -> 
     job.board.take_hello(about(1, 3, generation=2))
     job.board.take_report(1, old, read_report({"sent": job.now, "idle": 9.0, "end": True}))
     [rank] = job.board.snapshot()["ranks"]
-    assert (rank["state"], rank["idle"]) == ("running", 0.0)
+    assert (rank["state"], rank["idle"]) == ("starting", 0.0)
     job.report(1, sent=job.now, idle=1.0)
     assert job.board.snapshot()["ranks"][0]["idle"] == 1.0
 

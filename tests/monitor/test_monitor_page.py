@@ -70,10 +70,21 @@ def test_a_stall_and_a_loss_are_shown(page: Page) -> None:
         page.open(monitor.url)
         page.wait_for("document.querySelectorAll('#ranks tr').length === 3")
         assert page.value("document.querySelector('#stall').hidden")
-        for rank in range(3):
-            stack = "File train.py, in <b>load</b>" if rank == 1 else "in synchronize"
-            job.report(rank, sent=time.monotonic(), idle=4.0, stack=stack)
-            job.board._ranks[rank].heard_at = time.monotonic() + 1000
+
+        def all_stop(waiting: set[int]) -> None:
+            for rank in range(3):
+                stack = "in synchronize" if rank in waiting else "File train.py, in <b>load</b>"
+                counters = {"in_flight": int(rank in waiting)}
+                job.report(rank, sent=time.monotonic(), idle=4.0, stack=stack, counters=counters)
+                job.board._ranks[rank].heard_at = time.monotonic() + 1000
+
+        all_stop(set())
+        page.wait_for(
+            "document.querySelector('#verdict').innerText.includes('No rank has been in a collective for 4 s')"
+        )
+        page.wait_for("document.querySelector('#ranks').innerText.includes('◌ idle')")
+        assert page.value("document.querySelector('#stall').hidden")
+        all_stop({0, 2})
         text = page.wait_for("!document.querySelector('#stall').hidden && document.querySelector('#stall').innerText")
         assert "Rank 1\nFile train.py, in <b>load</b>" in text.replace("\n\n", "\n")
         assert page.audit() == []

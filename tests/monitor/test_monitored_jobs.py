@@ -120,18 +120,23 @@ def test_a_stall_with_its_stacks(watched: Callable[..., Any], program: Callable[
         import numpy as np
         import horovodlike as hvd
 
-        def load_data():
-            while not os.path.exists("stop"):
+        def load_data(until):
+            while not os.path.exists(until):
                 time.sleep(0.05)
 
         hvd.init()
+        load_data("start")
         hvd.allreduce(np.ones(4, np.float32), name="first")
         if hvd.rank() == 1:
-            load_data()
+            load_data("stop")
         hvd.allreduce(np.ones(4, np.float32), name="second")
     """)
     environ = {"HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "1"}
     job, url = watched("-np", 2, sys.executable, script, env=environ)
+    state = wait_for(url, lambda found: len(found["ranks"]) == 2 and all(each["stack"] for each in found["ranks"]))
+    assert [each["state"] for each in state["ranks"]] == ["starting"] * 2  # each loads data, and none waits
+    assert (state["stall"], state["event_counts"]["stall"]) == (None, 0)
+    (tmp_path / "start").touch()
     state = wait_for(url, lambda found: found["stall"] and found["event_counts"]["stall"])
     stacks = {tuple(group["ranks"]): group["stack"] for group in state["stall"]["stacks"]}
     assert "in load_data" in stacks[1,]

@@ -35,16 +35,14 @@ class Rank:
     frequency: float | None = 2.6e9
     has_gpu: bool = False
     knows_delay: bool = True
-    waits: bool = True
     stolen: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("blocked", "cpu", "delay", "stolen"), 0.0))
 
     def sample(self, now: float, steps: int) -> Sample:
         sums = self.sums
         delay = sums["delay"] if self.knows_delay else None
-        blocked = {"blocked" if self.waits else "collective": sums["blocked"]}
         more = {"stolen": sums["stolen"], "frequency": self.frequency, "has_gpu": self.has_gpu}
-        return Sample(now, steps, cpu=sums["cpu"], delay=delay, **{"blocked": 0.0, **blocked, **more})
+        return Sample(now, steps, blocked=sums["blocked"], cpu=sums["cpu"], delay=delay, **more)
 
 
 class Job:
@@ -221,12 +219,6 @@ def test_jobs_that_mark_no_steps() -> None:
     job.marks = False
     [text] = job.seconds(WINDOW + 5)
     assert "rank 1 is " in text and "step" not in text
-
-
-def test_a_framework_whose_threads_do_not_wait() -> None:
-    job = Job([Rank(waits=False), Rank(waits=False, supply=0.5)])
-    job.seconds(WINDOW + 5)
-    assert job.found() == [((1,), "compute")]
 
 
 def test_a_point_has_several_steps() -> None:

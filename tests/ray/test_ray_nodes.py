@@ -196,12 +196,13 @@ def test_an_interrupt_does_not_keep_the_actors(monkeypatch):
         if handle == "b":
             raise ConnectionError
 
-    replace_ray(monkeypatch, wait=interrupt, kill=kill)
+    replace_ray(monkeypatch, wait=interrupt)
+    monkeypatch.setattr("ray.kill", kill)
     watcher = made()
     watcher._asked = SimpleNamespace(release=lambda: killed.append("group"))
     for name in "abc":
         watcher._callers[name] = callers._Caller(name, name, name, 1, None, 0.0)
-    with pytest.raises((KeyboardInterrupt, ConnectionError)):
+    with pytest.raises(KeyboardInterrupt):  # not the ConnectionError
         watcher.close()
     assert sorted(killed) == ["a", "b", "c", "group"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -229,6 +231,39 @@ def _steps_are_marked():
     assert metrics()["steps"] == 0
     tf.function(step)([dense])
     assert metrics()["steps"] == 1
+
+
+def _blocked_in_a_graph():
+    """Return the seconds for which this rank was blocked, and all seconds, in steps for which the last rank is late."""
+    from horovodlike import metrics
+
+    weights = [tf.Variable(tf.ones([4])) for _ in range(3)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(weight * 2.0) for weight in weights)
+        for weight, gradient in zip(weights, hvd.DistributedGradientTape(tape).gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    step()
+    hvd.barrier()
+    began, before = time.perf_counter(), metrics()["blocked_seconds"]
+    for _ in range(5):
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(0.2)  # this is what is measured
+        hvd.allreduce(step(), name="loss")
+    return metrics()["blocked_seconds"] - before, time.perf_counter() - began
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_knows_how_long_its_graphs_were_blocked(ranks, size):
+    """Also if something is averaged eagerly after each step, and with many gradients at the same time."""
+    *results, last = ranks(size).run(_blocked_in_a_graph, timeout=120)
+    for blocked, seconds in results:
+        assert 0.6 < blocked <= seconds
+        assert last[0] < blocked / 2
 
 
 CASES = (

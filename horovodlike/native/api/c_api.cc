@@ -268,7 +268,8 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->communicating_ns = spent.communicating;
   counters->peer_wait_ns = static_cast<int64_t>(running->waited_for_peers());
   counters->blocked_ns = counted.blocked_time.load();
-  counters->in_flight = counted.time.in_flight();
+  const hvl::RankBlock& block = running->memory()->rank(running->options().local_rank);
+  counters->in_flight = std::max<int64_t>(counted.time.in_flight(), block.waits.load());
   counters->bytes_by_shared_memory = counted.carried_bytes[HVL_SHARED_MEMORY].load();
   counters->bytes_by_tcp = counted.carried_bytes[HVL_TCP].load();
   counters->bytes_by_external = counted.carried_bytes[HVL_EXTERNAL].load();

@@ -73,7 +73,7 @@ struct EngineCounters {
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
   std::array<std::atomic<int64_t>, HVL_STAGING + 1> carried_bytes{};  // of the tensors in batches, by hvl_transport
-  std::atomic<int64_t> blocked_time{0};  // nanoseconds in which callers waited for handles, summed over their threads
+  std::atomic<int64_t> blocked_time{0};  // nanoseconds in which callers waited, summed over their threads: see hvl.h
   TimeShares time;
 };
 

@@ -108,6 +108,10 @@ void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_
   const hvl_callbacks& callbacks = request->callbacks;
   if (callbacks.done != nullptr) {
     for (hvl_output& output : outputs) free(output.data);  // the caller has no handle to ask for them
+    // No thread waits in the engine; requests that are in flight at the same time count once.
+    const uint64_t now = now_ns();
+    context_.counters.blocked_time += static_cast<int64_t>(now - std::max(request->enqueued_at, counted_until_));
+    counted_until_ = now;
     callbacks.done(callbacks.context, status.code(), status.message().c_str());
   } else {
     context_.handles->complete(request->handle, std::move(status), std::move(outputs), std::move(on_gpu));

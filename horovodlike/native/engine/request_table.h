@@ -74,6 +74,7 @@ class RequestTable {
   std::unordered_map<TensorId, Definition> definitions_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced in full, by key
   size_t num_in_flight_ = 0;
+  uint64_t counted_until_ = 0;  // when the last request with a completion function completed
 };
 
 }  // namespace hvl

@@ -5,9 +5,10 @@ How a measurement is made, so that its figures mean something:
 - Every peer has its own processes, which live through the whole run. One peer measures at a time; the processes of all
   others are asleep in a read from a socket. The peers take turns, in another order each round, and what is reported is
   the median over the rounds: a disturbance of the machine hits all peers alike, and ratios are of the same minutes.
-- For the parts `training` and `distributed` each round has new processes, since each process computes at a speed of its
-  own, and they take three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in
-  the table. Their memory is allocated as hvdrun has it, that of all other processes as glibc's malloc does by itself.
+- For the parts `training` and `distributed`, and for TensorFlow's loop in the part `keras`, each round has new
+  processes, since each process computes at a speed of its own, and they take three turns. A ratio is the median of the
+  ratios of all turns, and not that of the two medians in the table. Their memory is allocated as hvdrun has it, that of
+  all other processes as glibc's malloc does by itself.
 - One measurement: allocate and touch the buffers, check one result, warm up, barrier by the peer's own means, time a
   loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
   that of the slowest rank.

@@ -161,6 +161,10 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         peers = available(keras_steps.launchers(), args.without)
         say(f"Keras and TensorFlow, 2 ranks: {', '.join(peer.name for peer in peers)}")
         results.update(keras_steps.measure(peers, 2, rounds=args.rounds, budget=0.1 if args.quick else 1.5))
+        peers = available(training.tensorflow_launchers(), args.without)
+        say(f"TensorFlow's step in a loop of its own, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        budget = 0.1 if args.quick else 0.5
+        results["loop"] = training.measure(peers, 2, models=["mlp"], rounds=args.rounds, budget=budget)
     if "compression" in parts:
         say("compression of gradients, 2 ranks")
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)

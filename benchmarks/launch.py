@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -86,6 +87,27 @@ def keras_alone(name: str, backend: str) -> Launcher:
     return _with_backend(replace(independent("keras_alone"), name=name), backend)
 
 
+def tensorflow() -> Launcher:
+    """Ranks started by hvdrun that have a tape of TensorFlow."""
+    return _with_tensorflow(replace(horovodlike(arguments=("tensorflow",)), name="tensorflow"))
+
+
+def tensorflow_alone() -> Launcher:
+    """As `tensorflow`, but the ranks do not communicate."""
+    return _with_tensorflow(independent("tensorflow_alone"))
+
+
+def mirrored() -> Launcher:
+    """Workers of TensorFlow's own strategy, on the loopback interface."""
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(size)]}
+        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(size)]
+        return [Command(worker("tensorflow_mirrored"), {"TF_CONFIG": json.dumps(task)}) for task in tasks]
+
+    return _with_tensorflow(Launcher("tensorflow_mirrored", commands))
+
+
 def gloo(name: str = "gloo") -> Launcher:
     """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface; or another."""
 
@@ -150,6 +172,10 @@ def _with_backend(launcher: Launcher, backend: str) -> Launcher:
     absent = f"{' and '.join(missing)} not installed" if missing else ""
     of_backend = _with_environment(launcher, {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"})
     return replace(of_backend, missing=launcher.missing or absent)
+
+
+def _with_tensorflow(launcher: Launcher) -> Launcher:
+    return _with_backend(launcher, "tensorflow")
 
 
 def _with_environment(launcher: Launcher, environment: dict[str, str]) -> Launcher:

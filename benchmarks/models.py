@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.training import MLP_WIDTHS
+
 MODELS = ("mlp", "resnet18", "gpt", "tiny")
 
 TITLES = {
@@ -26,7 +28,6 @@ TITLES = {
 
 GPT_VOCABULARY = 2048
 GPT_CONTEXT = 80
-MLP_WIDTHS = (1024, 2048, 2048, 2048, 1024)
 
 
 def mlp() -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.targets import MPI, Verdict, step_ratio
 from benchmarks.torch_distributed import GLOO_OF_TORCHRUN
+from benchmarks.training import OF_TENSORFLOW
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = {
@@ -79,6 +80,11 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     if results.get("fit"):
         parts += ["## Keras: a step of `fit`, MLP of 12.6 M parameters, 2 ranks", fit(results["fit"])]
         parts.append(small(results["small"]))
+    if results.get("loop"):
+        parts += [
+            "## TensorFlow: a step in a loop, MLP of 12.6 M parameters, 2 ranks",
+            loop(results["loop"]),
+        ]
     if results.get("compression"):
         title = "## Compression of gradients, 2 ranks, {steps} steps of a CNN on real images"
         parts += [title.format(**results["compression"][0]), compression(results["compression"])]
@@ -250,6 +256,17 @@ def fit(rows: Sequence[dict[str, Any]]) -> str:
         ratio = f"{ours / limit:.2f}" if limit else ""
         lines.append([backend, _optional_time(limit), human_time(ours), ratio])
     return table(["backend", "no communication", "horovodlike", "x limit"], lines)
+
+
+def loop(rows: Sequence[dict[str, Any]]) -> str:
+    """One line: the time of each peer, and the ratios."""
+    by_peer = {row["peer"]: row for row in rows}
+    ours, mirrored, limit = (by_peer.get(peer) for peer in OF_TENSORFLOW)
+    times = [_optional_time(row and row["seconds"]) for row in (limit, ours, mirrored)]
+    ratios = [step_ratio(*pair) for pair in ((ours, limit), (mirrored, limit), (mirrored, ours))]
+    head = ["no communication", "horovodlike", "MultiWorkerMirroredStrategy, ring over gRPC"]
+    head += ["x limit", "the strategy's x limit", "x the strategy"]
+    return table(head, [[*times, *map(_optional_ratio, ratios)]])
 
 
 def small(rows: Sequence[dict[str, Any]]) -> str:

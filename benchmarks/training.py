@@ -15,6 +15,8 @@ from benchmarks.protocol import Message
 
 # Kept here as well as in benchmarks.models, which imports PyTorch: the driver does not.
 MODELS = ("mlp", "resnet18", "gpt", "tiny")
+MLP_WIDTHS = (1024, 2048, 2048, 2048, 1024)
+OF_TENSORFLOW = ("tensorflow", "tensorflow_mirrored", "tensorflow_alone")
 TURNS = 3
 """Measurements of a model by one set of processes, of which each computes at a speed of its own."""
 
@@ -27,7 +29,7 @@ class TrainingCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return peer in ("horovodlike", "gloo", "alone", "python")
+        return peer in ("horovodlike", "gloo", "alone", "python") or (peer in OF_TENSORFLOW and self.model == "mlp")
 
     def command(self, iterations: int) -> Message:
         """See driver.Case."""
@@ -43,6 +45,12 @@ def launchers() -> list[launch.Launcher]:
     alone = launch.independent("alone")
     alike = [launch.with_memory_of_hvdrun(each) for each in (launch.horovodlike(), launch.gloo(), alone)]
     return [*alike, replace(alone, name="python")]
+
+
+def tensorflow_launchers() -> list[launch.Launcher]:
+    """Return the peers that make TensorFlow's step."""
+    peers = (launch.tensorflow(), launch.mirrored(), launch.tensorflow_alone())
+    return [launch.with_memory_of_hvdrun(each) for each in peers]
 
 
 def measure(

@@ -106,4 +106,10 @@ def create(name: str) -> Peer:
         from benchmarks.peers.keras_peer import KerasPeer
 
         return KerasPeer(communicates=name == "keras")
+    if name in ("tensorflow", "tensorflow_mirrored", "tensorflow_alone"):
+        from benchmarks.peers import tensorflow_peer
+
+        if name == "tensorflow":
+            return tensorflow_peer.TapePeer()
+        return tensorflow_peer.MirroredPeer() if name == "tensorflow_mirrored" else tensorflow_peer.AlonePeer()
     raise ValueError(f"no such peer: {name}")

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from benchmarks.buffers import Buffer
-from benchmarks.models import MLP_WIDTHS
 from benchmarks.peers import Step
+from benchmarks.training import MLP_WIDTHS
 
 BATCH = 32
 

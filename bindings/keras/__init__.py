@@ -23,6 +23,7 @@ The modules behind this façade:
 from importlib import import_module
 from typing import Any
 
+from horovodlike.arrays.functions import barrier, broadcast_object
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
@@ -57,9 +58,11 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allreduce",
+    "barrier",
     "batch_weight",
     "broadcast",
     "broadcast_global_variables",
+    "broadcast_object",
     "callbacks",
     "ccl_built",
     "collective_availability",

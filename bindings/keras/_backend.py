@@ -30,8 +30,8 @@ def _imported(package: str) -> Any:
         if error.name != "tf_keras":
             raise
         raise ImportError(
-            "TF_USE_LEGACY_KERAS is set, and tf_keras (Keras 2) is not installed: pip install tf_keras, of the version "
-            "of TensorFlow, or unset TF_USE_LEGACY_KERAS to use Keras 3"
+            "TF_USE_LEGACY_KERAS is set, and tf_keras (Keras 2) is not installed: pip install --no-deps tf_keras, of "
+            "TensorFlow's version, or unset TF_USE_LEGACY_KERAS to use Keras 3"
         ) from error
 
 

@@ -53,7 +53,7 @@ def allreduce(
         average: Deprecated; use `op`.
         prescale_factor: Multiplies the value before the reduction.
         postscale_factor: Multiplies the result.
-        op: Average (the default), Sum, Min, Max, Product or Adasum. Average truncates integers.
+        op: Average (the default), Sum, Min, Max, Product or Adasum. Average truncates integers, as in Horovod.
         compression: How the value is compressed before it is sent: `Compression.none` or `.fp16`.
         process_set: The ranks that take part.
 

@@ -379,8 +379,8 @@ def alltoall(
 
     Args:
         tensor: A tensor of at least one dimension.
-        splits: The number of rows to send to each rank, in the order of the ranks: integers, in sum at most the
-            tensor's rows. None: the same number for each rank.
+        splits: The number of rows to send to each rank, in the order of the ranks: integers. Rows beyond their sum are
+            not sent. None: the same number for each rank.
         name: The name by which the ranks match the operation.
         ignore_name_scope: As for `allreduce`.
         process_set: The ranks that take part.
@@ -423,7 +423,9 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduce a tensor over all ranks and return this rank's share of the rows of the result.
 
-    The gradient, for Average and Sum, is gathered from the gradients of all ranks' shares.
+    The gradient, for Average and Sum, is gathered from the gradients of all ranks' shares, times the factors and, for
+    Sum, times the number of ranks. For either this is size() times the derivative of the sum of all ranks' losses, as
+    in Horovod.
 
     Args:
         tensor: A tensor of at least one dimension, of the same shape and dtype on all ranks. If the rows cannot be

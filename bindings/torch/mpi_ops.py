@@ -399,7 +399,8 @@ def reducescatter(
     ranks get one row more; if there are fewer rows than ranks, the last ranks get an empty tensor.
 
     Differentiable for Average and Sum: the gradient is the allgather of the gradients, times the factors and, for Sum,
-    times the number of ranks.
+    times the number of ranks. For either this is size() times the derivative of the sum of all ranks' losses, as in
+    Horovod.
 
     Args:
         tensor: The tensor to reduce, with at least one dimension, and of the same shape and dtype on all ranks.

@@ -36,6 +36,7 @@ class Remembered(IntEnum):
     SLOT_0 = lib.HVL_SLOT_0
     SLOT_1 = lib.HVL_SLOT_1
     COUNTERS = lib.HVL_COUNTERS
+    UPDATES = lib.HVL_UPDATES  # only received
 
 
 class Peer(NamedTuple):

@@ -45,7 +45,6 @@ from horovodlike.arrays.operations import (
     start_to_new,
     synchronize,
 )
-from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 
 T = TypeVar("T")
@@ -91,7 +90,7 @@ __all__ = [
 def allreduce(
     array: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -103,7 +102,8 @@ def allreduce(
             reduced as int64, a float as float64.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         op: Average, Sum, Min, Max or Product; or, for floating-point arrays, Adasum, which reduces each array of a
-            group separately. Average truncates integers, and cannot be used with bool.
+            group separately. None: Average for floating-point arrays, and an error for integers, which Average
+            truncates, and for bool, with which it cannot be used.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.
@@ -128,7 +128,7 @@ def allreduce(
 def allreduce_async(
     array: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -141,7 +141,7 @@ def allreduce_async(
 def allreduce_(
     array: T,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -157,7 +157,7 @@ def allreduce_(
 def allreduce_async_(
     array: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -170,7 +170,7 @@ def allreduce_async_(
 def grouped_allreduce(
     arrays: Iterable[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -184,7 +184,7 @@ def grouped_allreduce(
 def grouped_allreduce_async(
     arrays: Iterable[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -197,7 +197,7 @@ def grouped_allreduce_async(
 def grouped_allreduce_(
     arrays: Iterable[T],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -211,7 +211,7 @@ def grouped_allreduce_(
 def grouped_allreduce_async_(
     arrays: Iterable[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -331,7 +331,7 @@ def grouped_broadcast_async_(
 def reducescatter(
     array: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -344,7 +344,7 @@ def reducescatter(
     Args:
         array: Of at least one dimension, and of the same shape and dtype on all ranks.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
-        op: Average, Sum, Min, Max or Product. Average truncates integers, and cannot be used with bool.
+        op: Average, Sum, Min, Max or Product; None as for `allreduce`.
         process_set: The ranks that take part.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
@@ -361,7 +361,7 @@ def reducescatter(
 def reducescatter_async(
     array: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -374,7 +374,7 @@ def reducescatter_async(
 def grouped_reducescatter(
     arrays: Iterable[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -388,7 +388,7 @@ def grouped_reducescatter(
 def grouped_reducescatter_async(
     arrays: Iterable[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -407,8 +407,8 @@ def alltoall(
 
     Args:
         array: Of at least one dimension and the same dtype on all ranks. Dimension 0 may differ, the others may not.
-        splits: The number of rows for each rank of the process set. Rows beyond the sum of the splits are not sent. If
-            None, all ranks get the same number.
+        splits: The number of rows for each rank of the process set, which add up to the rows of the array. If None, all
+            ranks get the same number.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from horovodlike import basics
 from horovodlike._engine.arguments import reduce_op
 from horovodlike.arrays.functions import allgather_object, allreduce, broadcast
+from horovodlike.arrays.memory import check_averages, describe
 from horovodlike.basics import Adasum, Average, Sum
 from horovodlike.errors import UnsupportedReductionError
 from horovodlike.process_set import ProcessSet, add_process_set, find, global_process_set, remove_process_set
@@ -139,7 +140,7 @@ class Hierarchy:
         """True if all levels are cartesian."""
         return all(level.is_cartesian for level in self.levels)
 
-    def allreduce(self, array: Any, name: str | None = None, op: int = Average) -> Any:
+    def allreduce(self, array: Any, name: str | None = None, op: int | None = None) -> Any:
         """Reduce an array over all ranks, level by level, and return the result as a new array.
 
         First the ranks of each innermost group reduce it, then the groups of each level, from the innermost on.
@@ -149,7 +150,7 @@ class Hierarchy:
         Args:
             array: As for `horovodlike.allreduce`.
             name: Likewise.
-            op: Average, Sum, Min, Max or Product.
+            op: Average, Sum, Min, Max or Product; None likewise.
 
         Raises:
             UnsupportedReductionError: `op` is Adasum.
@@ -157,6 +158,9 @@ class Hierarchy:
             TypeError: `array` is not an array.
             ValueError: An argument cannot be used, or the sets have been removed.
         """
+        if op is None:
+            check_averages([describe(array, "Hierarchy.allreduce").dtype], "Hierarchy.allreduce")
+            op = Average
         reduce_op(op, "allreduce", adasum=True)
         if op == Adasum:
             raise UnsupportedReductionError("Hierarchy.allreduce: Adasum is not a reduction by levels; use Average")

@@ -272,13 +272,30 @@ def describe(given: Any, label: str) -> Array:
     except TypeError:
         raise TypeError(
             f"{label}: expected a NumPy array, an array with __dlpack__(), an object with the buffer protocol or a "
-            f"real number, got {type(given).__name__}; numpy.asarray() makes an array of it"
+            f"real number, got {type(given).__name__}; "
+            f"{'its .toarray()' if hasattr(given, 'toarray') else 'numpy.asarray()'} makes an array of it"
         ) from None
     try:
         array = np.asarray(view)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"{label}: elements of the format {view.format!r} cannot be sent: {error}") from error
     return _of_numpy(given, array, label)
+
+
+def check_averages(dtypes: Sequence[DType], label: str) -> None:
+    """Make sure that the average, which is meant where the caller has chosen no reduction, is exact but for rounding.
+
+    Raises:
+        ValueError: A type is of integers or bool; the message has the choices.
+    """
+    for dtype in dtypes:
+        if dtype.name == "bool":
+            raise ValueError(f"{label}: bool has no average: give op=hvd.Max (or) or op=hvd.Min (and)")
+        if "int" in dtype.name:
+            raise ValueError(
+                f"{label}: the average of {dtype.name} would be truncated: give op=hvd.Sum, or op=hvd.Average if "
+                "truncation is meant"
+            )
 
 
 def _of_numpy(given: Any, array: NumpyArray, label: str) -> HostArray:

@@ -29,7 +29,7 @@ from horovodlike._engine.ops import (
     engine_shape,
     rows_of,
 )
-from horovodlike.arrays.memory import COUNTS, Array, HostArray, Memory, check_distinct, describe
+from horovodlike.arrays.memory import COUNTS, Array, HostArray, Memory, check_averages, check_distinct, describe
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.process_set import ProcessSet, UnnamedCounter, registered_id
 
@@ -55,6 +55,7 @@ class ArrayCall:
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: int = 0  # its id
+    is_default_op: bool = False  # the caller has not chosen `op`
 
     @property
     def label(self) -> str:
@@ -98,10 +99,10 @@ def reduction(
     set_id = registered_id(of)
     check_name(name, operation)
     label = called(operation, name)
-    op = reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
+    chosen = reduce_op(basics.Average if op is None else op, label, adasum=kind is Kind.ALLREDUCE)
     prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
     root = -1 if root_rank is None else integer(root_rank, "root_rank", label)
-    return ArrayCall(kind, operation, name, op, root, prescale, postscale, set_id)
+    return ArrayCall(kind, operation, name, chosen, root, prescale, postscale, set_id, op is None)
 
 
 def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_rank: Any = None) -> ArrayCall:
@@ -138,10 +139,13 @@ def described(call: ArrayCall, given: Sequence[Any], needs_rows: bool = False) -
 
     Raises:
         TypeError: An element is not an array.
-        ValueError: An array cannot be sent, or has no rows where they are needed; or the arrays are on several devices.
+        ValueError: An array cannot be sent, or has no rows where they are needed; or the arrays are on several devices;
+            or the caller has to say how integers or bools are reduced.
     """
     label = call.label
     arrays = [describe(each, label) for each in given]
+    if call.is_default_op:
+        check_averages([array.dtype for array in arrays], label)
     if needs_rows and any(not array.shape for array in arrays):
         raise ValueError(f"{label}: a scalar has no rows; it needs at least one dimension")
     if len({array.gpu for array in arrays}) > 1:
@@ -395,7 +399,13 @@ def _row_counts(call: ArrayCall, rows: int, splits: Any) -> list[int]:
     """Return the number of rows of an array for each member of the process set."""
     size = len(process_set.members(call.process_set))
     if splits is not None:
-        return split_counts(splits.tolist() if hasattr(splits, "tolist") else splits, size, call.label)
+        counts = split_counts(splits.tolist() if hasattr(splits, "tolist") else splits, size, call.label)
+        if 0 <= sum(counts) < rows:
+            raise ValueError(
+                f"{call.label}: the splits add up to {sum(counts)}, and the array has {rows} rows: the others would "
+                "not be sent; slice the array if that is meant"
+            )
+        return counts
     if rows % size != 0:
         raise ValueError(f"{call.label}: {rows} rows cannot be divided evenly among {size} ranks; give splits")
     return [rows // size] * size

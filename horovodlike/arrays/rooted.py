@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from horovodlike._engine.ops import Kind
 from horovodlike.arrays.operations import movement, reduction, result, start_gather, start_reduce, start_scatter
-from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, global_process_set
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ def reduce(
     array: Any,
     root_rank: int,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -91,7 +90,7 @@ def reduce(
         array: Of the same shape and dtype on all ranks, or a number, as in `allreduce`.
         root_rank: The (global) rank that gets the result.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
-        op: Average, Sum, Min, Max or Product; see `allreduce`.
+        op: Average, Sum, Min, Max or Product; None as for `allreduce`.
         prescale_factor: Multiplies the array before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.
@@ -109,7 +108,7 @@ def reduce_async(
     array: Any,
     root_rank: int,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -123,7 +122,7 @@ def reduce_(
     array: T,
     root_rank: int,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -137,7 +136,7 @@ def reduce_async_(
     array: Any,
     root_rank: int,
     name: str | None = None,
-    op: int = Average,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,

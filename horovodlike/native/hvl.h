@@ -617,8 +617,10 @@ int64_t hvl_parameters_receive_rows(hvl_parameters_array* array, const int64_t* 
 /* What the rules remember beside the elements: for checkpoints. HVL_SLOT_0 is the velocity of 'momentum' and the mean
  * of 'adam', HVL_SLOT_1 the mean square of 'adam': as many elements as the array, 0 until a rule uses them.
  * HVL_COUNTERS is the number of updates by 'adam' of each block: a uint64_t for each block of the first shard, then of
- * the next one, and so on. */
-typedef enum hvl_state { HVL_SLOT_0 = 0, HVL_SLOT_1 = 1, HVL_COUNTERS = 2 } hvl_state;
+ * the next one, and so on. HVL_UPDATES, which is only received, is how many pieces of updates each shard that has
+ * elements has applied since it was made: a uint64_t for each. If they differ before and after other calls, the array
+ * has changed meanwhile. */
+typedef enum hvl_state { HVL_SLOT_0 = 0, HVL_SLOT_1 = 1, HVL_COUNTERS = 2, HVL_UPDATES = 3 } hvl_state;
 int64_t hvl_parameters_send_state(hvl_parameters_array* array, int32_t state, const void* values);
 int64_t hvl_parameters_receive_state(hvl_parameters_array* array, int32_t state, void* values);
 

@@ -28,8 +28,13 @@ _FORMAT = "horovodlike parameters 1"
 
 def save(
     path: str | os.PathLike[str], arrays: Sequence[Array], template: Template, parts: Sequence[Sequence[Part]]
-) -> None:
-    """Write arrays to a file; see `ParameterServer.save`."""
+) -> bool:
+    """Write arrays to a file, see `ParameterServer.save`; return False if they have changed while they were read.
+
+    All shards are asked for their numbers of updates before anything else is read, and again after all that: so if no
+    number has changed, there was a moment at which all shards were as the file has them.
+    """
+    before = _num_updates(arrays, parts)
     found: dict[str, NumpyArray] = {"format": np.array(_FORMAT)}
     found["dtypes"] = np.array([dtype.name for dtype in template.dtypes])
     calls = []
@@ -46,9 +51,18 @@ def save(
         calls.append(array.receive_state(Remembered.COUNTERS, address(counters), counters))
         found[f"blocks.{index}"] = np.array(blocks(parts[index]), np.int64)
     Handle(calls).wait()
+    is_consistent = _num_updates(arrays, parts) == before
     kept = {name: each for name, each in found.items() if not name.startswith("slot") or each.any()}
     with replacing(os.fspath(path), "the parameters") as file:
         np.savez(file, **kept)  # type: ignore[arg-type]
+    return is_consistent
+
+
+def _num_updates(arrays: Sequence[Array], parts: Sequence[Sequence[Part]]) -> list[list[int]]:
+    counts = [np.zeros(len(of_array), np.uint64) for of_array in parts]
+    pairs = zip(arrays, counts, strict=True)
+    Handle([array.receive_state(Remembered.UPDATES, address(each), each) for array, each in pairs]).wait()
+    return [each.tolist() for each in counts]
 
 
 def load(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -363,7 +364,8 @@ class ParameterServer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the elements, and what the rules remember, to a file. One rank calls it, between updates of the others.
 
-        If it fails, as on a full disk, the file has its old content. It does not depend on the number of servers.
+        If it fails, as on a full disk, the file has its old content. It does not depend on the number of servers. If
+        others update elements meanwhile, the file mixes values of different moments, and a RuntimeWarning says so.
 
         Args:
             path: The file, which is replaced if it exists.
@@ -373,7 +375,13 @@ class ParameterServer:
             HorovodInternalError: A server is lost.
             ValueError: This object is closed.
         """
-        _checkpoint.save(path, self._open_arrays(), self._template, self._parts)
+        if not _checkpoint.save(path, self._open_arrays(), self._template, self._parts):
+            warnings.warn(
+                f"{self.name}: {os.fspath(path)!r} mixes elements of different moments, because updates came while "
+                "save() read them: call hvd.barrier() on all ranks before it and after it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore what `save` has written, with any number of servers. One rank calls it, between the others' updates.

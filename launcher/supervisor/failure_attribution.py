@@ -17,6 +17,13 @@ _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, the line below the 
 # The rendezvous server's message about a rank that is the cause although its exit code is 0.
 _LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
 
+# Parts of the errors that scripts for Keras 2 get from Keras 3, and what to write instead.
+_OF_KERAS_2 = {
+    b"argument 'experimental_run_tf_function'": "remove experimental_run_tf_function=... from compile()",
+    b"keras.backend' has no attribute 'set_value'": "write optimizer.learning_rate = value in place of set_value()",
+    b"Argument(s) not recognized: {'lr':": "write learning_rate=... in place of lr=...",
+}
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -107,6 +114,9 @@ def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) ->
         lines = [f"{what}; its traceback is above".encode()]
     else:
         lines = [f"{what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]
+    for text, advice in _OF_KERAS_2.items():
+        if any(text in line for line in failure.last_lines):
+            lines.append(f"hvdrun: for Keras 3 {advice}; TF_USE_LEGACY_KERAS=1 keeps Keras 2 (keras.md)".encode())
     waited_for = _LEFT_EARLY.search(failure.last_lines[-1])
     return lines if waited_for is None else [b"hvdrun: " + waited_for[0] + b", and others waited for it", *lines]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import horovodlike as hvd
 
@@ -56,6 +58,66 @@ def test_records_and_reports_have_the_name_that_was_given():
     assert [each["name"] for each in hvd.flight_recorder()] == ["allreduce.mine", "object.mine"]
 
 
+REDUCING = ("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "reducescatter", "reducescatter_async")
+REDUCING_TO_ROOT = ("reduce", "reduce_", "reduce_async", "reduce_async_")
+
+
+def _integers_and_bools():
+    """An average truncates integers, so the caller must ask for it; floats are averaged by default."""
+    text = "the average of int64 would be truncated: give op=hvd.Sum, or op=hvd.Average if"
+    for given in (np.arange(3) + hvd.rank(), np.arange(0)):
+        calls = {name: functools.partial(getattr(hvd, name), given) for name in REDUCING}
+        calls |= {name: functools.partial(getattr(hvd, name), given, 0) for name in REDUCING_TO_ROOT}
+        group = [np.ones(2), given]
+        calls |= {f"grouped_{name}": functools.partial(getattr(hvd, f"grouped_{name}"), group) for name in REDUCING}
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match=f"^{name.partition('_async')[0].rstrip('_')}: {text}"):
+                call()
+        with hvd.Hierarchy(0) as hierarchy, pytest.raises(ValueError, match=f"^Hierarchy.allreduce: {text}"):
+            hierarchy.allreduce(given)
+    for number in (1, np.uint8(1)):
+        with pytest.raises(ValueError, match="would be truncated: give op=hvd.Sum, or op=hvd.Average"):
+            hvd.allreduce(number)
+    for truth in (True, np.array([True])):
+        with pytest.raises(ValueError, match=r"bool has no average: give op=hvd.Max \(or\) or op=hvd.Min \(and\)"):
+            hvd.allreduce(truth)
+    total = hvd.size() * (hvd.size() - 1) // 2
+    assert hvd.allreduce(hvd.rank(), op=hvd.Sum) == total
+    assert hvd.allreduce(hvd.rank(), op=hvd.Average) == total // hvd.size()
+    assert hvd.allreduce(float(hvd.rank())) == total / hvd.size()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_integers_and_bools_are_not_averaged_unasked(ranks, size):
+    ranks(size).run(_integers_and_bools)
+
+
+def test_splits_use_all_rows(ranks):
+    ranks(2).run(_splits_that_leave_rows)
+
+
+def _splits_that_leave_rows():
+    text = "the splits add up to 3, and the array has 4 rows: the others would not be sent; slice the array"
+    for rows in (np.ones(4), np.ones((4, 0))):
+        with pytest.raises(ValueError, match=f"^alltoall 'few': {text}"):
+            hvd.alltoall(rows, [1, 2], "few")
+        with pytest.raises(ValueError, match=f"^grouped_alltoall: {text}"):
+            hvd.grouped_alltoall([np.ones(3), rows], [np.array([1, 2])] * 2)
+    received, _ = hvd.alltoall(np.arange(4.0)[:3], [1, 2])
+    assert received.tolist() == ([0, 0] if hvd.rank() == 0 else [1, 2, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "coo_matrix"])
+def test_sparse_matrices_of_scipy(kind):
+    given = getattr(scipy.sparse, kind)(np.eye(2))
+    for call in (hvd.allreduce, hvd.allgather):
+        with pytest.raises(
+            TypeError, match=rf"'bad': expected a NumPy array, .* got {kind}; its .toarray\(\) makes an"
+        ):
+            call(given, name="bad")
+    assert hvd.allreduce(given.toarray(), op=hvd.Sum).tolist() == [[1, 0], [0, 1]]
+
+
 def test_another_byte_order():
     with pytest.raises(ValueError, match="'bad': the elements are not in the byte order .*newbyteorder"):
         hvd.allreduce(OTHER_ORDER, name="bad")
@@ -65,7 +127,7 @@ def test_another_byte_order():
 def test_memory_that_cannot_be_overwritten():
     for memory in (_read_only(), b"bytes", np.float64(1), memoryview(b"bytes")):
         with pytest.raises(ValueError, match="read-only cannot be overwritten"):
-            hvd.allreduce_(memory)
+            hvd.allreduce_(memory, op=hvd.Sum)
     assert hvd.allreduce(_read_only()).flags.writeable
 
 

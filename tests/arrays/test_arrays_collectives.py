@@ -151,9 +151,14 @@ def _grouped():
     mine = [arrays[hvd.rank()] for arrays in inputs]
     expected = [_reduced(arrays, hvd.Average) for arrays in inputs]
     targets = [array.copy() for array in mine]
-    returned = hvd.grouped_allreduce_(targets, name="group")
+    averaged = {"op": hvd.Average}
+    returned = hvd.grouped_allreduce_(targets, name="group", **averaged)
     assert all(map(lambda a, b: a is b, returned, targets))
-    for results in (hvd.grouped_allreduce(mine), targets, hvd.synchronize(hvd.grouped_allreduce_async(iter(mine)))):
+    for results in (
+        hvd.grouped_allreduce(mine, **averaged),
+        targets,
+        hvd.synchronize(hvd.grouped_allreduce_async(iter(mine), **averaged)),
+    ):
         for result, array in zip(results, expected, strict=True):
             _check(result, array, array.dtype)
     results = hvd.synchronize(hvd.grouped_broadcast_async(mine, 0))
@@ -199,7 +204,7 @@ def _movements():
 def _check_splits(dtype):
     rank, size = hvd.rank(), hvd.size()
     splits = [[(source + target) % 3 for target in range(size)] for source in range(size)]
-    sent = [_input(source, dtype, (sum(splits[source]) + 1, 5)) for source in range(size)]
+    sent = [_input(source, dtype, (sum(splits[source]), 5)) for source in range(size)]
     starts = [sum(splits[source][:rank]) for source in range(size)]
     parts = [sent[source][starts[source] :][: splits[source][rank]] for source in range(size)]
     counts = [splits[source][rank] for source in range(size)]

@@ -77,7 +77,7 @@ def _refusals():
 def _ranks_that_disagree():
     value = 1.5 if hvd.rank() == 0 else 1
     with pytest.raises(hvd.MismatchError, match="int64"):
-        hvd.allreduce(value)
+        hvd.allreduce(value, op=hvd.Sum)
 
 
 @pytest.mark.parametrize("test", [_reductions, _movements, _a_name_serves_numbers_and_arrays, _refusals])

@@ -92,7 +92,7 @@ def _bad_input():
         (TypeError, "scatter: expected a NumPy array", lambda: hvd.scatter([1, 2], 0)),
         (ValueError, "a scalar has no rows", lambda: hvd.gather(np.array(1.0), 0)),
         (ValueError, f"{size + 1} rows cannot be divided evenly", lambda: hvd.scatter(np.ones(size + 1), rank)),
-        (ValueError, "read-only", lambda: hvd.reduce_(b"bytes", rank)),
+        (ValueError, "read-only", lambda: hvd.reduce_(b"bytes", rank, op=hvd.Sum)),
     ):
         with pytest.raises(error, match=text):
             call()

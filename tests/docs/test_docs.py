@@ -280,6 +280,25 @@ def test_the_page_about_uneven_batches_runs(tmp_path: Path, numbers: list[int]) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# What the scripts of keras.md have before: data, and a model.
+OF_KERAS = """
+import keras, numpy as np, tensorflow as tf
+x, y = np.random.default_rng(1).standard_normal((16, 4)), np.zeros((16, 3))
+dataset = tf.data.Dataset.range(9)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+"""
+
+
+@pytest.mark.slow
+def test_the_page_about_keras_runs(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OF_KERAS + "\n".join(blocks(ROOT / "docs" / "users" / "keras.md", "python")))
+    command = [HVDRUN, "-np", "2", sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model.keras").exists()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_compiles(page: Path) -> None:
     for block in blocks(page, "python"):

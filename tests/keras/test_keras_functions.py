@@ -103,6 +103,62 @@ def _global_variables():
         hvd.broadcast_global_variables(0, keras.Sequential([keras.layers.Dense(3)]))
 
 
+def _objects_and_barriers(path):
+    import horovodlike.keras as hvd
+
+    rank, last = hvd.rank(), hvd.size() - 1
+    if rank == last:
+        Path(path).write_text("complete")
+    hvd.barrier()
+    assert Path(path).read_text() == "complete"
+    assert hvd.broadcast_object({"epoch": rank}) == {"epoch": 0}
+    assert hvd.broadcast_object([rank], last, name="progress") == [last]
+    own = hvd.add_process_set([last])
+    if own.included():
+        hvd.barrier(process_set=own)
+        assert hvd.broadcast_object(rank, last, process_set=own) == last
+    hvd.remove_process_set(own)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_objects_and_barriers(keras_ranks, size, tmp_path):
+    keras_ranks(size).run(_objects_and_barriers, str(tmp_path / "file"))
+
+
+def _gone_with_keras_2():
+    """Keras 3's own messages for what scripts for Keras 2 do, and what hvdrun says below them."""
+    import keras
+
+    from horovodlike.launcher.supervisor.failure_attribution import Failure, describe
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    said = []
+    for call in (
+        lambda: model.compile("sgd", "mse", experimental_run_tf_function=False),
+        lambda: keras.backend.set_value(model.optimizer.learning_rate, 0.5),
+        lambda: keras.optimizers.SGD(lr=0.1),
+        lambda: model.compile("sgd", "mse", something_else=False),
+    ):
+        with pytest.raises((TypeError, AttributeError, ValueError)) as raised:
+            call()
+        last = f"{raised.type.__name__}: {raised.value}".encode()
+        said.append(b" ".join(describe(Failure(0, 9, 1, (last, b"the end")))).decode().partition("the end ")[2])
+    model.compile("sgd", "mse")
+    model.optimizer.learning_rate = 0.5
+    assert float(model.optimizer.learning_rate) == 0.5
+    return said
+
+
+def test_hvdrun_says_what_keras_3_takes_instead(keras_ranks):
+    compiled, set_value, rate, other = keras_ranks(2).run(_gone_with_keras_2)[0]
+    assert compiled.startswith(
+        "hvdrun: for Keras 3 remove experimental_run_tf_function=... from compile(); TF_USE_LEGACY"
+    )
+    assert "optimizer.learning_rate = value in place of set_value()" in set_value
+    assert "write learning_rate=... in place of lr=..." in rate
+    assert not other
+
+
 def test_values(keras_ranks):
     keras_ranks(2).run(_values)
     keras_ranks(2).run(_refused_on_one_rank)

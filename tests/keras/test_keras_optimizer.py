@@ -253,6 +253,46 @@ def _loss_scaling(outside):
     assert int(scaled.iterations) == 2
 
 
+def _loop_with_scaled_loss(kind):
+    """The loops of docs/users/keras.md: an infinity of one rank has all ranks skip the step and halve the scale."""
+    import tensorflow as tf
+
+    import horovodlike.keras as hvd
+    import horovodlike.tensorflow
+    from horovodlike.keras._backend import keras
+
+    sgd = keras.optimizers.SGD(1.0)
+    scaling = (keras.mixed_precision if kind == "tf_keras" else keras.optimizers).LossScaleOptimizer
+    optimizer = scaling(sgd if kind == "tape" else hvd.DistributedOptimizer(sgd), initial_scale=8.0)
+    variable = tf.Variable(0.0)
+    optimizer.build([variable])
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = variable * factor
+            scaled = optimizer.get_scaled_loss(loss) if kind == "tf_keras" else optimizer.scale_loss(loss)
+        if kind == "tape":
+            tape = horovodlike.tensorflow.DistributedGradientTape(tape)
+        gradients = tape.gradient(scaled, [variable])
+        if kind == "tf_keras":
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    seen = []
+    for factor in (hvd.rank() + 1.0, float("inf") if hvd.rank() == 1 else 1.0, 0.5):
+        step(tf.constant(factor))
+        scale = optimizer.loss_scale if kind == "tf_keras" else optimizer.dynamic_scale
+        seen.append((float(variable.numpy()), float(scale.numpy())))
+    assert seen == [(-1.5, 8.0), (-1.5, 4.0), (-2.0, 4.0)]
+
+
+@pytest.mark.parametrize("backend", ("tensorflow", "tf_keras"), indirect=True)
+def test_loops_with_a_scaled_loss(keras_ranks, backend):
+    for kind in ("tf_keras",) if backend == "tf_keras" else ("tape", "optimizer"):
+        keras_ranks(2).run(_loop_with_scaled_loss, kind)
+
+
 def _loss_scaling_with_passes():
     import keras
 

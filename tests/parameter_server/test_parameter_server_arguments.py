@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,52 @@ def _continued(path):
 
 def test_what_rules_remember_is_in_the_checkpoint(ranks, tmp_path):
     ranks(3).run(_continued, str(tmp_path / "adam.npz"))
+
+
+def _saved_while_others_send(path):
+    with ParameterServer([np.zeros(70_001), np.zeros(7, np.float32)]) as server:
+        over = hvd.allreduce_async(np.ones(1), name="over") if hvd.rank() else None
+        while over is not None and not hvd.poll(over):
+            server.send([np.ones(70_001), np.ones(7, np.float32)], "momentum", lr=0.1, momentum=0.5).wait()
+        if over is None:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                for _ in range(300):  # until an update has come at the wrong moment
+                    server.save(path)
+                    if said:
+                        break
+            over = hvd.allreduce_async(np.ones(1), name="over")
+            assert [warning.category for warning in said] == [RuntimeWarning]
+            assert "mixes elements of different moments" in str(said[0].message) and path in str(said[0].message)
+            assert said[0].filename.endswith("test_parameter_server_arguments.py")
+        hvd.synchronize(over)
+
+
+def _saved_between_barriers(path):
+    """Ranks of different speeds and numbers of steps: rank 0 makes the most."""
+    ones, steps, found = [np.ones(70_001), np.ones(7)], 6 - 2 * hvd.rank(), []
+    with ParameterServer([np.zeros(70_001), np.zeros(7)]) as server:
+        for step in range(1, steps + 1):
+            server.send(ones).wait()
+            if step % 2 == 0:
+                hvd.barrier()
+                if hvd.rank() == 0:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        server.save(path)
+                    with np.load(path) as file:
+                        found.append({*file["values.0"].tolist(), *file["values.1"].tolist()})
+                hvd.barrier()
+        hvd.join()
+    if hvd.rank() == 0:
+        made = [sum(min(step, 6 - 2 * rank) for rank in range(hvd.size())) for step in (2, 4, 6)]
+        assert found == [{number} for number in made]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_file_that_mixes_moments_is_warned_of_and_barriers_avoid_it(ranks, tmp_path, size):
+    ranks(size).run(_saved_while_others_send, str(tmp_path / "mixed.npz"))
+    ranks(size).run(_saved_between_barriers, str(tmp_path / "whole.npz"))
 
 
 def _damaged(path, folder):

@@ -50,7 +50,7 @@ def die_in_training():
     import horovodlike as hvd, numpy as np
     hvd.init()
     for step in range(1000):
-        hvd.allreduce(np.array([step]))
+        hvd.allreduce(np.array([step]), op=hvd.Sum)
         if hvd.rank() == 1 and step == 20:
             kill_executor()
         time.sleep(0.01)
@@ -99,7 +99,7 @@ def train(path):
         begun = state.step
         while state.step < 100:
             time.sleep(0.05)
-            hvd.allreduce(np.array([state.step]))
+            hvd.allreduce(np.array([state.step]), op=hvd.Sum)
             if state.step == 12 and begun == 0 and hvd.rank() == 1:
                 kill_executor()
             state.step += 1

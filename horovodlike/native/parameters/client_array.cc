@@ -106,7 +106,7 @@ RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientReq
 // The pieces end where blocks of the shard do: so a block is updated at once.
 void ClientArray::add_pieces(const Command& command, size_t shard, Range items, char* memory,
                              ClientRequest* request) const {
-  const uint64_t width = command.part == Part::kCounters ? sizeof(uint64_t) : size_of(dtype_);
+  const uint64_t width = is_of_counts(command.part) ? sizeof(uint64_t) : size_of(dtype_);
   const uint64_t most = std::max(kBlockElements, kUsualPieceBytes / width);
   while (items.count > 0) {
     const uint64_t count = std::min(items.count, most - items.offset % most);
@@ -311,21 +311,22 @@ Status ClientArray::receive_rows(const Rows& rows, char* elements, ClientRequest
 }
 
 Status ClientArray::move_state(Command::Kind kind, int32_t state, char* memory, ClientRequest* request) const {
-  if (state < HVL_SLOT_0 || state > HVL_COUNTERS) return invalid("there is no such state of an array");
+  const int32_t last = kind == Command::Kind::kPull ? HVL_UPDATES : HVL_COUNTERS;
+  if (state < HVL_SLOT_0 || state > last) return invalid("there is no such state of an array");
   const Status status = check_memory(memory, count_ > 0);
   if (!status.ok()) return status;
   Command command;
   command.kind = kind;
   command.part = static_cast<Part>(state + 1);
-  static_assert(
-      static_cast<int>(Part::kSlot0) == HVL_SLOT_0 + 1 && static_cast<int>(Part::kCounters) == HVL_COUNTERS + 1,
-      "parts are in the order of states");
+  static_assert(static_cast<int>(Part::kSlot0) == HVL_SLOT_0 + 1 && static_cast<int>(Part::kUpdates) == HVL_UPDATES + 1,
+                "parts are in the order of states");
   command.update.rule = Rule::kCopy;
-  const bool counts = command.part == Part::kCounters;
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
-    const uint64_t count = counts ? blocks_of(shards_[shard].count) : shards_[shard].count;
+    uint64_t count = shards_[shard].count;
+    if (is_of_counts(command.part)) count = blocks_of(count);
+    if (command.part == Part::kUpdates) count = std::min<uint64_t>(count, 1);
     add_pieces(command, shard, Range{0, count}, memory, request);
-    memory += count * (counts ? sizeof(uint64_t) : size_of(dtype_));
+    memory += count * (is_of_counts(command.part) ? sizeof(uint64_t) : size_of(dtype_));
   }
   return status;
 }

@@ -66,7 +66,7 @@ bool is_at_most(uint8_t value, Enumeration last) {
 
 bool is_valid(const WireCommand& wire) {
   const bool is_named = wire.rule == static_cast<uint8_t>(Rule::kNamed);
-  return wire.kind > 0 && is_at_most(wire.kind, Command::Kind::kAdopt) && is_at_most(wire.part, Part::kCounters) &&
+  return wire.kind > 0 && is_at_most(wire.kind, Command::Kind::kAdopt) && is_at_most(wire.part, Part::kUpdates) &&
          is_at_most(wire.format, HVL_PAYLOAD_INT8) && wire.dtype < kNumDataTypes &&
          is_at_most(wire.rule, Rule::kNamed) && wire.num_arguments <= kMostRuleArguments &&
          wire.name_bytes <= HVL_PARAMETERS_NAME_BYTES && (wire.name_bytes > 0) == is_named &&

@@ -23,7 +23,7 @@ Status read_ring(const char* bytes, uint64_t num_bytes, RingInfo* ring) {
 }
 
 Status check_dtype(const Command& command, const Shard& shard) {
-  if (command.part == Part::kCounters || command.dtype == shard.dtype()) return Status();
+  if (is_of_counts(command.part) || command.dtype == shard.dtype()) return Status();
   return Status(HVL_MISMATCH, std::string("the array has elements of ") + name_of(command.dtype) +
                                   ", and the shard has elements of " + name_of(shard.dtype()));
 }

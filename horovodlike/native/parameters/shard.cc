@@ -86,7 +86,7 @@ void Shard::apply_in_block(const Update& update, const Range& range, const char*
 }
 
 bool Shard::is_used(Part part, const Range& range) const {
-  if (part == Part::kValues || part == Part::kCounters) return true;
+  if (part == Part::kValues || is_of_counts(part)) return true;
   const size_t slot = part == Part::kSlot0 ? 0 : 1;
   bool is_used = false;
   for_each_block(
@@ -98,6 +98,8 @@ void Shard::read(Part part, const Range& range, char* to) const {
   const uint64_t width = width_of(part);
   if (part == Part::kValues) {
     copy_bytes(values_ + range.offset * width, to, range.count * width);
+  } else if (part == Part::kUpdates) {
+    std::memcpy(to, &num_applied_, range.count * width);
   } else if (part == Part::kCounters) {
     for (uint64_t index = 0; index < range.count; ++index) {
       std::memcpy(to + index * width, &blocks_[range.offset + index].num_updates, width);
@@ -115,6 +117,7 @@ void Shard::read(Part part, const Range& range, char* to) const {
 }
 
 void Shard::write(Part part, const Range& range, const char* from) {
+  if (part == Part::kUpdates) return;
   const uint64_t width = width_of(part);
   if (part == Part::kValues) {
     std::memcpy(values_ + range.offset * width, from, range.count * width);

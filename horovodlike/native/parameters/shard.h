@@ -21,8 +21,11 @@ struct Range {
   uint64_t count = 0;
 };
 
-// The arrays of a shard: its values, the slots of its rules, and the counters of its blocks.
-enum class Part : uint8_t { kValues, kSlot0, kSlot1, kCounters };
+// The arrays of a shard: its values, the slots of its rules, the counters of its blocks, and one item, the number of
+// updates so far, which is only read.
+enum class Part : uint8_t { kValues, kSlot0, kSlot1, kCounters, kUpdates };
+
+constexpr bool is_of_counts(Part part) { return part >= Part::kCounters; }
 
 // For one thread.
 class Shard {
@@ -36,8 +39,10 @@ class Shard {
   uint64_t count() const { return count_; }
   const char* values() const { return values_; }
   // The width of an item of the part, and the number of its items.
-  uint64_t width_of(Part part) const { return part == Part::kCounters ? sizeof(uint64_t) : size_of(dtype_); }
-  uint64_t count_of(Part part) const { return part == Part::kCounters ? blocks_.size() : count_; }
+  uint64_t width_of(Part part) const { return is_of_counts(part) ? sizeof(uint64_t) : size_of(dtype_); }
+  uint64_t count_of(Part part) const {
+    return part == Part::kUpdates ? 1 : part == Part::kCounters ? blocks_.size() : count_;
+  }
 
   // An error says that the items of this range are not all there.
   Status check_range(const Range& range, Part part = Part::kValues) const;

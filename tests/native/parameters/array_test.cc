@@ -117,7 +117,8 @@ TEST(bad_calls_are_refused_at_the_client) {
   CHECK_HAS(array->receive_rows({&beyond, 1, 0}, memory, &request).message(), "the length 0");
   CHECK_HAS(array->tick(1, &request).message(), "no clocks");
   CHECK_HAS(array->send(Update{Rule::kSgd, {1.0 / 0.0}}, {}, 0, 1, memory, &request).message(), "not finite");
-  CHECK_HAS(array->move_state(Command::Kind::kPull, 3, memory, &request).message(), "no such state");
+  CHECK_HAS(array->move_state(Command::Kind::kPull, 4, memory, &request).message(), "no such state");
+  CHECK_HAS(array->move_state(Command::Kind::kPush, HVL_UPDATES, memory, &request).message(), "no such state");
   CHECK(ClientArray::make({1, HVL_INT32, &shard, 1, 0, nullptr}, &array).ok());
   CHECK_HAS(array->send(kAdd, {HVL_PAYLOAD_INT8, false}, 0, 1, memory, &request).message(), "int32");
   CHECK_HAS(ClientArray::make({1, HVL_INT32, &shard, 0, 0, nullptr}, &array).message(), "no shards");
@@ -224,8 +225,12 @@ TEST(the_state_of_rules_moves_to_other_servers) {
   CHECK_EQ(restored.state(Command::Kind::kPush, HVL_SLOT_0, &mean).message(), "");
   CHECK(restored.state(Command::Kind::kPush, HVL_SLOT_1, &square).ok());
   CHECK(restored.state(Command::Kind::kPush, HVL_COUNTERS, &counters).ok());
+  std::vector<uint64_t> updates(2), later(2);
+  CHECK(array.state(Command::Kind::kPull, HVL_UPDATES, &updates).ok());
   push(&array, 1);
   push(&restored, 1);
+  CHECK(array.state(Command::Kind::kPull, HVL_UPDATES, &later).ok());
+  CHECK(updates[0] < later[0] && updates[1] < later[1]);
   CHECK(array.all(values.size()) == restored.all(values.size()));
 }
 

@@ -239,7 +239,7 @@ class Engine:
 
     def _train_once(self, state: Any, source: BatchSource, epochs: int) -> None:
         """Begin with rank 0's state, or with that of the checkpoint, and train; an error ends the job."""
-        with _others_do_not_wait():
+        with _others_do_not_wait(), state._departure():
             if not self._commits:
                 broadcast_parameters(self.model.state_dict(), 0)
                 broadcast_optimizer_state(self.optimizer, 0)

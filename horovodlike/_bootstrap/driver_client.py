@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
 from horovodlike._bootstrap.environment import DRIVER_ADDRESS, DRIVER_PORT, JOB_ID, SECRET_KEY, WORKER
 from horovodlike._bootstrap.job_key import take_key
@@ -192,16 +192,16 @@ class Worker:
         with contextlib.suppress(OSError):  # without a driver there is no receiver
             self._say("finished")
 
-    def leave(self) -> None:
-        """Tell the driver that this process leaves, and exit.
+    def leave(self, words: str = "", status: int = 0) -> NoReturn:
+        """Tell the driver that this process leaves, say so in a line that ends with the words, and exit.
 
         Raises:
-            SystemExit: Always, with status 0.
+            SystemExit: Always, with the status.
         """
         with contextlib.suppress(OSError):
             self._say("leaving")
-        print(f"worker {self.number} leaves, as SIGTERM has asked it to", file=sys.stderr)
-        raise SystemExit(0)
+        print(f"worker {self.number} leaves, as SIGTERM has asked it to{words}", file=sys.stderr)
+        raise SystemExit(status)
 
     def log(self, data: bytes) -> None:
         """Send a pickled value to the process that has started the job.

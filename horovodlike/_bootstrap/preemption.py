@@ -27,23 +27,33 @@ class Preemption:
         self._is_expected = False
 
     @contextlib.contextmanager
-    def expected(self) -> Iterator[None]:
-        """Treat SIGTERM as a notice in the ``with`` block, if this is the main thread and the script has no handler."""
+    def expected(self, answer: Callable[[], str]) -> Iterator[None]:
+        """Treat SIGTERM as a notice in the ``with`` block, if this is the main thread and the script has no handler.
+
+        The handler writes the answer to standard error. If an exception follows, later SIGTERMs are ignored.
+        """
         is_ours = (
             threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
         if is_ours:
-            self._is_expected = True
+            self._is_expected, self._answer = True, answer
             signal.signal(signal.SIGTERM, self._note)
+        after = signal.SIG_DFL
         try:
             yield
+        except BaseException:
+            after = signal.SIG_IGN if self.noted else after
+            raise
         finally:
             self._is_expected = False
             if is_ours and signal.getsignal(signal.SIGTERM) == self._note:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, after)
 
     def _note(self, *_: object) -> None:
-        self.noted = True
+        if not self.noted:
+            self.noted = True
+            with contextlib.suppress(OSError):  # sys.stderr cannot be used here: the signal may have interrupted it
+                os.write(2, f"{self._answer()}\n".encode())
         self._wake()
 
     def forget_in_child(self) -> None:

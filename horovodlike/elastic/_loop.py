@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,23 +34,21 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         MismatchError: The ranks disagree about a tensor again, in the same way and without a commit in between.
         RendezvousError: The driver is lost.
         SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended. Without
-            a driver, the ranks were asked to leave (status 143).
+            a driver, the ranks were asked to leave (status 143). Newer work than the commit on disk is lost (75).
         ValueError: ``init()`` was not called.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         worker = driver_client.current()
-        # Without a driver, a commit outlives the job only on disk.
-        is_expected = worker is not None or state._is_persistent
-        with preemption().expected() if is_expected else contextlib.nullcontext():
-            if worker is not None:
-                worker.begin()
-            try:
+        try:
+            with state._departure():
+                if worker is not None:
+                    worker.begin()
                 result = _train(func, worker, state, args, kwargs)
-            except BaseException as error:
-                basics.shutdown(error)  # the others must not wait for this rank
-                raise
+        except BaseException as error:
+            basics.shutdown(error)  # the others must not wait for this rank
+            raise
         if worker is not None:
             worker.finish()
         return result
@@ -95,6 +92,8 @@ def _train(
                 raise  # a mistake of the script: it would happen again and again
             if worker is None:
                 raise _explain(error) from error
+            if preemption().noted:
+                raise
             mismatch = (state._commits, str(error)) if isinstance(error, MismatchError) else None
             if mismatch is not None and mismatch == last_mismatch:
                 raise  # a mistake of the script: it would happen again and again

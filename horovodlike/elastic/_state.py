@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import pickle
 import signal
-from collections.abc import Callable, Iterable
-from typing import Any
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
 
 from horovodlike import basics
 from horovodlike._bootstrap import driver_client
@@ -14,7 +18,7 @@ from horovodlike._engine import ops
 from horovodlike._net.object_seal import dumps
 from horovodlike.elastic import _membership
 from horovodlike.elastic._state_file import StateFile
-from horovodlike.errors import HostsUpdatedInterrupt
+from horovodlike.errors import HostsUpdatedInterrupt, StateFileError
 from horovodlike.objects import broadcast_object, highest
 
 __all__ = ["ObjectState", "State", "check_results"]
@@ -105,12 +109,7 @@ class State:
             return
         self._write_commit()  # in case all ranks have been asked to leave
         if agreed.leaves:
-            if worker is None:
-                _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
-            basics.shutdown()
-            if worker is None:
-                raise SystemExit(128 + signal.SIGTERM)
-            worker.leave()
+            self._leave()
         raise HostsUpdatedInterrupt(skip_sync=not agreed.adds)
 
     def _elect_root(self) -> int:
@@ -141,11 +140,6 @@ class State:
         """
         self._file = StateFile(path, every)
 
-    @property
-    def _is_persistent(self) -> bool:
-        """Whether commits are written to disk as well."""
-        return self._file is not None
-
     def _write_commit(self) -> None:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
 
@@ -173,6 +167,60 @@ class State:
             self._commits, saved = self._file.read()
             self._saved_from_bytes(saved)
             self.restore()
+
+    @contextlib.contextmanager
+    def _departure(self) -> Iterator[None]:
+        """Take SIGTERM as a notice in the ``with`` block; after a notice, an exception has this rank leave.
+
+        Without a driver an exception ends the job: rank 0 writes the last commit then, even without a notice.
+        """
+        preemption, is_alone = _membership.preemption(), driver_client.current() is None
+        if is_alone and self._file is None:  # its commits do not outlive the job
+            yield
+            return
+        with preemption.expected(lambda: "this rank leaves at the next commit, as SIGTERM has asked" + self._on_disk()):
+            try:
+                yield
+            except BaseException as error:
+                if basics.is_initialized() and (is_alone or preemption.noted):
+                    with contextlib.suppress(Exception):  # what is on disk is said below
+                        self._write_commit()
+                if preemption.noted and not isinstance(error, SystemExit):
+                    self._leave(error)
+                if said := self._on_disk():
+                    print(f"{type(error).__name__} ends the training{said}", file=sys.stderr)
+                raise
+
+    def _leave(self, error: BaseException | None = None) -> NoReturn:
+        """Leave the job because of SIGTERM, after a commit of all ranks or because of an error.
+
+        Raises:
+            SystemExit: Always; with status 75 if newer work than the commit on disk is lost, else 0 with a driver, 143
+                without one.
+        """
+        worker, on_disk = driver_client.current(), self._on_disk()
+        is_lost = error is not None or (bool(on_disk) and not on_disk.startswith(f"; commit {self._commits} is"))
+        words = on_disk and on_disk + ("; newer work is lost" if is_lost else "; nothing newer is lost")
+        if error is not None:
+            words = f", after {' '.join(''.join(traceback.format_exception_only(error)).split())[:200]}{words}"
+        if worker is None:
+            print(f"this rank leaves, as SIGTERM has asked{words}", file=sys.stderr)
+            with contextlib.suppress(Exception):  # of a data loader, too, whose processes the same signal has ended
+                if error is None:
+                    _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
+        basics.shutdown(error)
+        if worker is not None:
+            worker.leave(words, os.EX_TEMPFAIL if is_lost else 0)
+        raise SystemExit(os.EX_TEMPFAIL if is_lost else 128 + signal.SIGTERM)
+
+    def _on_disk(self) -> str:
+        """Return which commit is on disk, to end a line; "" on ranks other than 0, which may not see the file."""
+        if self._file is None or not basics.is_initialized() or basics.rank() != 0:
+            return ""
+        commits = 0
+        with contextlib.suppress(StateFileError):
+            commits = self._file.commits()
+        return f"; commit {commits} is on disk" if commits else "; no commit is on disk"
 
     def save(self) -> None:
         """Copy the state in memory; later changes of the state do not affect the copy."""

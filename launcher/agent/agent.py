@@ -139,14 +139,20 @@ class Agent:
     def _watch_signals(self) -> None:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        # SIGTERM comes from the kernel when the guard dies, or from a user or tool; both have the same effect.
+        guard = os.getppid()
+        # SIGTERM comes from the kernel when the guard dies, or from a user or tool.
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, lambda signum, frame: None)
 
         def on_signal() -> None:
-            if any(number != signal.SIGCHLD for number in os.read(read, 4096)) and not self._ending:
+            if not any(number != signal.SIGCHLD for number in os.read(read, 4096)) or self._ending:
+                return
+            if os.getppid() != guard:
                 self._send(FrameKind.FAILED, 0, b"the agent or its guard was killed")
                 self._end(self._grace_period)
+            elif self._kill_at is None:  # a user or a tool ends all processes of the job, or of this host
+                self._ending = self._elastic  # or else it ends with its ranks
+                self._pass_on(signal.SIGTERM, self._grace_period)
 
         self._on_readable(read, on_signal)
 

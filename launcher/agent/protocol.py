@@ -70,7 +70,7 @@ class FrameKind(enum.IntEnum):
     JOIN = 24
     """The node takes part; the payload is an :func:`encode_text` of its version, host name and number of ranks."""
     LAST_LINES = 25
-    """Before EXITED: the last lines that a failed rank has written to standard error."""
+    """Before EXITED: the end of what the rank has written to standard error."""
     CLEAN = 26
     """No process of the node's ranks is left; the number is the status of its agent."""
     LEAVING = 27

@@ -154,6 +154,8 @@ class Driver(Supervisor):
             if not self._offered:
                 self._say("the job waits for hosts to call in")
         self._loop()
+        killed = {each for each, failure in self._failures.items() if failure.status == -signal.SIGKILL}
+        self.outcome.note_departure(self._output, self._places, killed & {*self._places}, "worker")
         if (failure := self.outcome.failure) is not None:
             self._describe(failure)
         self._output.drain(lambda: self.abandoned)
@@ -241,6 +243,8 @@ class Driver(Supervisor):
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
             self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), connection.host)
+            if failure_attribution.leaves(self._output.tail(worker)):  # whatever has ended it
+                status = -signal.SIGTERM
         self._workers.attend()  # its last messages come before its exit
         self._events.append(Exited(worker, status, started=pid != 0))
 

@@ -1,5 +1,6 @@
 """Decides which rank caused the end of a job, and the exit code. Pure: each decision comes with its reason."""
 
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ TRACEBACK = b"Traceback (most recent call last):"
 _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
 _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, the line below the indented ones
+
+# The lines of a rank that SIGTERM has asked to leave: horovodlike/elastic/_state.py.
+_LEAVES = re.compile(rb"leaves( at the next commit)?, as SIGTERM has asked")
+_ON_DISK = re.compile(rb"; (no commit|commit (\d+)) is on disk(; nothing newer is lost)?")
 
 # The rendezvous server's message about a rank that is the cause although its exit code is 0.
 _LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
@@ -36,6 +41,7 @@ class Failure:
         last_lines: The last lines that it wrote to standard error.
         raised: The name of the exception's class if the rank's answer has it, as with ``horovodlike.run``; else "".
         host: The host on which it ran, or None if that is the launcher's.
+        departure: The last words of a job that SIGTERM has ended.
     """
 
     rank: int
@@ -44,6 +50,7 @@ class Failure:
     last_lines: tuple[bytes, ...] = ()
     host: str | None = None
     raised: str = ""
+    departure: str = ""
 
 
 def exit_code(status: int) -> int:
@@ -99,6 +106,33 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
     return None, "the ranks that failed have lost a peer, whose end is awaited" if failures else "no rank has failed"
 
 
+def leaves(written: bytes) -> bool:
+    """Return whether SIGTERM has asked a rank to leave, according to what it has written to standard error."""
+    return _LEAVES.search(written) is not None
+
+
+def departure(written: bytes, killed: str) -> tuple[int, str] | None:
+    """Return exit code and last words of a job that SIGTERM has ended; None if no rank was killed or has commits.
+
+    Args:
+        written: What all ranks have written to standard error in the end.
+        killed: The ranks that were killed, if any.
+    """
+    found = [*_ON_DISK.finditer(written)]
+    newest = max(found, key=lambda match: (bool(match[3]), int(match[2] or 0)), default=None)
+    words = "SIGTERM has ended the job"
+    if newest is not None and newest[3]:
+        return exit_code(-signal.SIGTERM), words + newest[0].decode()
+    if killed:
+        words += f"; {killed} had to be killed"
+    if newest is not None or leaves(written):
+        on_disk = "; no rank has said which commit is on disk" if newest is None else newest[0].decode()
+        words += f"{on_disk}; newer work is lost"
+    elif not killed:
+        return None
+    return os.EX_TEMPFAIL, words
+
+
 def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) -> list[bytes]:
     """Describe a failure, line by line.
 
@@ -107,6 +141,8 @@ def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) ->
         noun: The noun for a process: ``worker`` in an elastic job.
         is_above: The lines just above on the screen are the traceback, which is not repeated.
     """
+    if failure.departure:
+        return [f"hvdrun: {failure.departure}".encode()]
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]

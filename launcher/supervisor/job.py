@@ -3,8 +3,8 @@
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_exit, encode_seconds
 from horovodlike.launcher.agent.run_task import unpack_answer
@@ -43,6 +43,20 @@ class Outcome:
     trouble: str | None = None
     results: dict[int, bytearray] = field(default_factory=dict)
     members: tuple[int, ...] = ()
+
+    def note_departure(self, output: RankOutput, ranks: Iterable[int], killed: Collection[int], noun: str) -> None:
+        """If SIGTERM to the launcher or to a rank has ended the job, note how; ranks are called by the noun."""
+        failure, is_departure = self.failure, self.trouble is None and self.exit_code == 128 + signal.SIGTERM
+        if failure is not None:
+            is_departure = failure_attribution.leaves(output.tail(failure.rank))
+        written, whom = b"\n".join(map(output.tail, ranks)), listed(noun, sorted(killed)) if killed else ""
+        if is_departure and (found := failure_attribution.departure(written, whom)) is not None:
+            self.exit_code, words = found
+            if failure is not None:
+                self.failure = replace(failure, departure=words)
+            else:
+                self.trouble = words
+                output.say(f"hvdrun: {words}")
 
 
 class Job(Supervisor):
@@ -89,6 +103,8 @@ class Job(Supervisor):
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
+        self._killed: list[int] = []
+        self._signalled: set[FrameConnection | None] = set()  # the nodes whose launchers have got a signal
         self._failed_at: float | None = None
         self._ended = False
         self._servers_ended = False
@@ -98,6 +114,7 @@ class Job(Supervisor):
         """Run until no process of the ranks is left; return the outcome."""
         self._connections.forgive_silence()
         self._loop()
+        self._outcome.note_departure(self._output, filter(self._is_rank, self._connection_of), self._killed, "rank")
         if (failure := self._outcome.failure) is not None:
             is_above = self._output.ends_with_traceback_of(failure.rank)
             self._output.say(*failure_attribution.describe(failure, is_above=is_above))
@@ -163,7 +180,7 @@ class Job(Supervisor):
         elif frame.kind is FrameKind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
         elif frame.kind is FrameKind.SIGNAL:
-            self.interrupt(signal.Signals(frame.number))
+            self._hear(signal.Signals(frame.number), connection)
         elif frame.kind is FrameKind.FAILED:
             where = "" if connection.host is None else f"{connection.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))
@@ -181,6 +198,8 @@ class Job(Supervisor):
                 else:
                     self._output.say(f"hvdrun: {how}; the job goes on without it")
             return
+        if status == -signal.SIGKILL:
+            self._killed.append(rank)
         if status != 0 and not self._decided and not self._ended:
             host = self._connection_of[rank].host
             raised, _ = unpack_answer(self._outcome.results.get(rank, b""))
@@ -215,12 +234,18 @@ class Job(Supervisor):
             self._pass_on(signal.SIGPIPE, signal.SIGTERM)
         self._check_output()
         while self._signals:
-            signum = self._signals.popleft()
-            if self._ended:  # a second one, or a first one while a failed job is being ended: kill
-                self._abandoned = True
-                self._connections.send(FrameKind.KILL)
-            else:
-                self._pass_on(signum, signum)
+            self._hear(self._signals.popleft(), None)
+
+    def _hear(self, signum: int, node: FrameConnection | None) -> None:
+        """Act upon a signal to the launcher of a node, None for this one."""
+        # A platform sends SIGTERM to all nodes: another node's is no second signal.
+        is_known = signum == signal.SIGTERM and bool(self._signalled) and node not in self._signalled
+        self._signalled.add(node)
+        if not self._ended:
+            self._pass_on(signum, signum)
+        elif not is_known:  # a second one, or a first one while a failed job is being ended: kill
+            self._abandoned = True
+            self._connections.send(FrameKind.KILL)
 
     def _pass_on(self, received: int, passed: int) -> None:
         name = failure_attribution.signal_name(received)

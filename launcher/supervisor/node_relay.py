@@ -9,7 +9,6 @@ from horovodlike.launcher.agent.protocol import (
     Frame,
     FrameKind,
     InvalidFrameError,
-    decode_exit,
     decode_seconds,
     encode_seconds,
 )
@@ -115,8 +114,7 @@ class Relay(Supervisor):
             return
         if frame.kind is FrameKind.EXITED:
             self._output.finish(frame.number)
-            if decode_exit(frame.payload)[1] != 0:
-                self._uplink.send(FrameKind.LAST_LINES, frame.number, b"\n".join(self._output.last_lines(frame.number)))
+            self._uplink.send(FrameKind.LAST_LINES, frame.number, self._output.tail(frame.number))
         self._uplink.send(*frame)
 
     def _on_uplink(self, frame: Frame) -> None:

@@ -314,12 +314,16 @@ class RankOutput:
         return lowest is not None and lowest.traceback and lowest.stream is FrameKind.STDERR and rank in lowest.ranks
 
     def keep_last_lines(self, rank: int, data: bytes) -> None:
-        """Store the last lines of standard error of a rank whose output goes to the screen of another node."""
+        """Store the end of standard error of a rank whose output goes to the screen of another node."""
         self._tails[rank] = data[-_TAIL_BYTES:]
+
+    def tail(self, rank: int) -> bytes:
+        """Return the end of a rank's standard error."""
+        return self._tails.get(rank, b"")
 
     def last_lines(self, rank: int) -> tuple[bytes, ...]:
         """Return the last lines of a rank's standard error."""
-        return last_lines(self._tails.get(rank, b""))
+        return last_lines(self.tail(rank))
 
     def say(self, *lines: str | bytes) -> None:
         """Write lines of the launcher itself to standard error."""

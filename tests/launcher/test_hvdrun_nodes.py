@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
+from support.hvdrun_process import GRACE_S, LIMIT_S, SETTLE_S, SLACK_S, Launch
 
 from horovodlike._bootstrap import job_key
 from horovodlike._net.secure_channel import CHALLENGE_BYTES
@@ -195,6 +195,28 @@ def test_a_silent_node_ends_the_job(node: Callable[..., Launch], script: Callabl
     assert ended.code == 1
     assert "silent" in ended.err
     assert jobs[stopped].finish().code == 1
+
+
+def test_sigterm_to_all_launchers_is_one_signal(node: Callable[..., Launch], script: Callable[..., Path]) -> None:
+    """Platforms send it to all nodes at once. A second one kills, but another node's is no second one."""
+    program = script("""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        print("ready")
+        wait_for_signal()
+        print("heard")
+        while not os.path.exists("leave"):
+            time.sleep(0.01)
+        print("left")
+    """)
+    jobs = [node(number, "-np", 1, "--grace-period", LIMIT_S, PYTHON, program) for number in range(2)]
+    for job in jobs:
+        job.expect(b"ready")
+    for job in (*jobs[1:], jobs[0]):
+        job.signal(signal.SIGTERM)
+        job.expect(b"heard")
+    Path(program).with_name("leave").touch()
+    for rank, ended in enumerate([job.finish() for job in jobs]):
+        assert (ended.code, ended.lines_of(rank)[-1]) == (143, b"left")
 
 
 @pytest.mark.parametrize("to", [0, 1])

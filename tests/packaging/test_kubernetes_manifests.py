@@ -222,15 +222,16 @@ def actions(spec: dict[str, Any]) -> dict[int | str, str]:
 
 
 def test_a_failure_restarts_what_it_should() -> None:
-    """143 is the end of hvdrun after SIGTERM to any pod; 2 is its usage error, which a surplus elastic pod has too."""
+    """75 and 143 are ends after SIGTERM to any pod; 2 is a usage error, which a surplus elastic pod has too."""
     job = objects("indexed-job")["Job"]["spec"]
-    assert actions(job) == {"DisruptionTarget": "Ignore", 143: "Ignore", 2: "FailJob"}
+    assert actions(job) == {"DisruptionTarget": "Ignore", 75: "Ignore", 143: "Ignore", 2: "FailJob"}
     assert job["backoffLimit"] == 3 * job["completions"]  # each time all may fail
     elastic = objects("elastic")["Job"]["spec"]
-    assert actions(elastic) == {"DisruptionTarget": "Ignore", 143: "Ignore", 2: "FailIndex"}
+    assert actions(elastic) == {"DisruptionTarget": "Ignore", 75: "Ignore", 143: "Ignore", 2: "FailIndex"}
     assert elastic["backoffLimitPerIndex"] > 0  # FailIndex needs it
     jobset = objects("jobset")["JobSet"]["spec"]
-    assert actions(jobset["replicatedJobs"][0]["template"]["spec"]) == {"DisruptionTarget": "FailJob", 143: "FailJob"}
+    expected = dict.fromkeys(["DisruptionTarget", 75, 143], "FailJob")
+    assert actions(jobset["replicatedJobs"][0]["template"]["spec"]) == expected
     [rule] = jobset["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from collections import namedtuple
@@ -21,6 +23,7 @@ from support.training import flat_parameters, make_batches, make_model, make_sgd
 
 import horovodlike.torch as hvd
 from horovodlike.data import DynamicPartition, RecordReader, StaticPartition, cut_into_tasks, list_records
+from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import ShutDownError
 from horovodlike.torch._ops import gpu
 from horovodlike.torch._training.batches import BatchSource
@@ -474,3 +477,25 @@ def _train_on(path: str) -> list[int]:
 def test_a_training_that_has_ended_goes_on_with_more_epochs_only(ranks, tmp_path):
     assert ranks(2).run(_train_on, str(tmp_path / "state")) == [[0, 1, 2]] * 2
     assert ranks(2).run(_train_on, str(tmp_path / "state")) == [[]] * 2
+
+
+def _asked_to_leave(path: str) -> object:
+    def ask(loop: LoopState) -> None:
+        if (hvd.rank(), loop.step) == (1, 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    engine = _engine(checkpoint=path, hooks={"after_update": ask})
+    try:
+        engine.train(make_batches(), 9)
+    except SystemExit as leaving:
+        return leaving.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sigterm_to_a_rank_has_all_leave_at_the_next_commit(fresh_ranks, tmp_path, size):
+    path = str(tmp_path / "state")
+    assert fresh_ranks(size).run(_asked_to_leave, path) == [143] * size
+    assert StateFile(path).commits() == 1  # at the end of the epoch

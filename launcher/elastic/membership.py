@@ -436,7 +436,9 @@ class Membership(Roster):
             for slot in range(slots):
                 if self.policy.max_np is not None and active >= self.policy.max_np:
                     return
-                if slot in taken or not self._may_use(host, slots - len(taken), active, now):
+                # Workers on slots that were dropped count, too: one more would be removed, and started again.
+                free = 0 if slot in taken else slots - len(taken)
+                if free <= 0 or not self._may_use(host, free, active, now):
                     continue
                 worker = WorkerState(self._next_number, host, slot, now)
                 self.workers[worker.number] = worker

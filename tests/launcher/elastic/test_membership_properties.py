@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import itertools
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from play import Play
 
@@ -138,7 +140,10 @@ class World:
     def settle(self) -> None:
         """Nothing happens any more: all workers do what there is to do until only time can pass."""
         end = self.play.now + SETTLED_S
-        while not self.ended and self.play.now < end:
+        for turn in itertools.count():
+            if self.ended or self.play.now >= end:
+                return
+            assert turn < 10000, "workers are started and removed again and again"
             before = dict(self.doing)
             for worker in list(self.doing):
                 self.go_on(worker)
@@ -184,7 +189,18 @@ def carry_on(world: World, what: str, which: int, slots: list[int], seconds: flo
         world.go_on(worker)
 
 
+# With fewer slots than before, workers are on the first slot and the last one: the one between them stays empty.
+DROPPED_SLOT: list[tuple[str, int, list[int], float]] = [
+    ("kill", 6, [0, 0, 0], 0.0),
+    ("hosts", 0, [3, 3, 3], 0.0),
+    ("kill", 1, [0, 0, 0], 0.0),
+    ("lose", 1, [0, 0, 0], 0.0),
+    ("lose", 2, [0, 0, 0], 0.0),
+]
+
+
 @settings(max_examples=300, deadline=None)
+@example(DROPPED_SLOT, 3, 3, 1)
 @given(st.lists(EVENT, max_size=60), st.integers(1, 3), st.integers(0, 3), st.integers(0, 2))
 def test_whatever_happens(events: list[tuple[str, int, list[int], float]], least: int, more: int, most: int) -> None:
     play = Play(num_proc=least + more, min_np=least, max_np=least + more + most)

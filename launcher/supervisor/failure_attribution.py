@@ -101,6 +101,8 @@ def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) ->
         is_above: The lines just above on the screen are the traceback, which is not repeated.
     """
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
+    if failure.status == 0:  # of a worker
+        what += " before its training function had returned, and without a call of shutdown()"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]
     if is_above:

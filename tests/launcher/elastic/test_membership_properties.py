@@ -21,6 +21,7 @@ from horovodlike.launcher.elastic.events import (
     HostsFound,
     Kill,
     Leaving,
+    Noted,
     Ready,
     Remove,
     Spawn,
@@ -104,10 +105,11 @@ class World:
             self.tell(Ready(worker, "changed", commits=self.commits))
         elif doing == "working":
             self.commits += 1
+            self.tell(Noted(worker, "committed"))
 
     def exit(self, worker: int, status: int) -> None:
         if self.doing.pop(worker, None) is not None:
-            self.tell(Exited(worker, status))
+            self.tell(Exited(worker, status, said=b"error %d" % worker))  # if all fail alike, the job ends
 
     def train_again(self) -> None:
         """The script's training comes to its end, and another one begins."""
@@ -152,7 +154,7 @@ class World:
                 self.carry_out(self.play.wait((end if at is None else min(at, end)) - self.play.now + 0.001))
 
 
-KINDS = ["kill", "fail", "leave", "hang", "again", "stop", "continue", "hosts", "lose", "wait"]
+KINDS = ["kill", "fail", "quit", "leave", "hang", "again", "stop", "continue", "hosts", "lose", "wait"]
 EVENT = st.tuples(
     st.sampled_from(["go on"] * 3 + KINDS),
     st.integers(0, 7),
@@ -174,6 +176,8 @@ def carry_on(world: World, what: str, which: int, slots: list[int], seconds: flo
         world.exit(worker, -9)
     elif what == "fail":
         world.exit(worker, 1)
+    elif what == "quit":
+        world.exit(worker, 0)
     elif what == "leave":
         world.leave(worker)
     elif what == "hang":

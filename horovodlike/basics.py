@@ -124,13 +124,13 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
                 register(chosen)
             return
         except HorovodInternalError as error:
-            shutdown()
+            _shut_down()
             worker = _worker()
             if worker is None:
                 raise
             worker.explain("failed", str(error))
         except BaseException:
-            shutdown()
+            _shut_down()
             raise
 
 
@@ -141,7 +141,7 @@ def restart() -> None:
         RendezvousError: The ranks could not find or trust each other in time, or the driver is lost.
         SystemExit: The driver does not need this worker any more, SIGTERM has asked it to leave, or the job has ended.
     """
-    shutdown()
+    _shut_down()
     init(process_sets=_given_process_sets)
 
 
@@ -227,7 +227,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
             lib.hvl_shutdown(b"")
             raise
     if _pid != os.getpid():
-        atexit.register(shutdown)
+        atexit.register(_shut_down)
     _place, _settings, _pid, _engine_overlaps = joined.place, settings, os.getpid(), bool(native.overlap)
     _mpi_library, _object_key, _address = library, joined.object_key, joined.address
     _average_counts_joined = bool(native.average_counts_joined)
@@ -300,6 +300,12 @@ def shutdown(error: BaseException | None = None) -> None:
         error: The exception because of which this rank ends the job: the error of the others has its class and the
             first 1000 characters of its text.
     """
+    if error is None and is_initialized() and (worker := _worker()) is not None:
+        worker.tell("shutdown")  # so that it may exit with code 0
+    _shut_down(error)
+
+
+def _shut_down(error: BaseException | None = None) -> None:
     global _place, _object_key
     if _pid != os.getpid():
         return

@@ -34,6 +34,7 @@ __all__ = ["horovodrun", "main", "parse"]
 USAGE_ERROR = 2
 _SELFTEST = Path(__file__).with_name("tools") / "selftest.py"
 _SELFTEST_RANKS = 2
+_NO_NUMBER = " (this node has no number: is there another one with --node-rank 0?)"
 _OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
 """Flags whose values are options of other programs, and so begin with a dash."""
 
@@ -428,7 +429,7 @@ def _hint(spec: JobSpec) -> str:
     """Return what may be wrong with this node if the job does not start; say so too while it waits for other nodes."""
     hint = "" if spec.place is None else f" (this is {spec.place}; --no-detect ignores that)"
     if spec.nodes is not None and spec.nodes.number is None:
-        hint += " (this node has no number: is there another one with --node-rank 0?)"
+        hint += _NO_NUMBER
     if spec.nodes is not None:
         from horovodlike.launcher.supervisor.waiting import Waiting
 
@@ -465,7 +466,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         print(f"{program}: {error}", file=sys.stderr)
         code, trouble = USAGE_ERROR, str(error)
     except (OSError, HostsError, RendezvousError) as error:
-        trouble = f"{error}{hint}"
+        trouble = f"{error}{hint.replace(_NO_NUMBER, '') if str(error).startswith('node 0 says') else hint}"
         print(f"{program}: {trouble}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:  # interrupted before there were ranks to pass the signal on to

@@ -183,14 +183,12 @@ class Worker:
         """Tell the driver that this process trains again; needed only after :meth:`finish`."""
         if self._has_finished:
             self._has_finished = False
-            with contextlib.suppress(OSError):  # the loss of the driver is noticed when the driver is needed
-                self._say("training")
+            self.tell("training")
 
     def finish(self) -> None:
         """Tell the driver that the training has ended."""
         self._has_finished = True
-        with contextlib.suppress(OSError):  # without a driver there is no receiver
-            self._say("finished")
+        self.tell("finished")
 
     def leave(self, words: str = "", status: int = 0) -> NoReturn:
         """Tell the driver that this process leaves, say so in a line that ends with the words, and exit.
@@ -198,8 +196,7 @@ class Worker:
         Raises:
             SystemExit: Always, with the status.
         """
-        with contextlib.suppress(OSError):
-            self._say("leaving")
+        self.tell("leaving")
         print(f"worker {self.number} leaves, as SIGTERM has asked it to{words}", file=sys.stderr)
         raise SystemExit(status)
 
@@ -211,6 +208,11 @@ class Worker:
             FrameError: The value is too large.
         """
         self._say("log", value=base64.b64encode(data).decode())
+
+    def tell(self, verb: str) -> None:
+        """Send the driver a message that has nothing but a verb."""
+        with contextlib.suppress(OSError):  # the loss of the driver is noticed when the driver is needed
+            self._say(verb)
 
     def _say(self, verb: str, **more: object) -> None:
         with self._sending:

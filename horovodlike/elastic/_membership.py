@@ -53,6 +53,8 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
         wants_change, wants_to_add = worker.changes()
         changed, added = changed or wants_change, added or wants_to_add
     any_change, any_added, any_leaves = highest("horovodlike.elastic.commit", [changed, added, leaves])
+    if worker is not None and worker.commits == 0:
+        worker.tell("committed")
     leaves = leaves or (worker is None and bool(any_leaves))
     return Agreement(goes_on=not (any_change or any_leaves), adds=bool(any_added), leaves=leaves)
 

@@ -27,6 +27,7 @@ from horovodlike.launcher.agent.process import (
     become_subreaper,
     descendants,
     die_with_parent,
+    oom_kills,
     send_signal,
     signal_descendants,
     spawn,
@@ -55,6 +56,7 @@ _KILL_AGAIN_S = 0.02
 _OUTGOING_LIMIT = 1024 * 1024
 """With more unsent bytes than this, the agent reads no more from the ranks: once a pipe is full, write() waits."""
 _READ = 64 * 1024
+_OUT_OF_MEMORY = b"hvdrun: killed by the kernel for lack of memory; give this host or container more, or fewer ranks\n"
 
 
 class Agent:
@@ -82,6 +84,7 @@ class Agent:
         self._paused = False
         self._task_fd: int | None = None
         self._exits = ExitQueue()
+        self._oom_kills = oom_kills()
         self._ending = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
@@ -352,10 +355,13 @@ class Agent:
 
     def _reap(self) -> bool:
         exits, alive = self._exits.reap()
+        oom_kills_before, self._oom_kills = self._oom_kills, oom_kills() if exits else self._oom_kills
         for pid, status in exits:
             rank = self._rank_of.pop(pid)
             for descriptor in [fd for fd, (owner, _) in self._streams.items() if owner == rank]:
                 self._drain(descriptor)
+            if status == -signal.SIGKILL and self._oom_kills > oom_kills_before:
+                self._send(FrameKind.STDERR, rank, _OUT_OF_MEMORY)
             self._send(FrameKind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
                 send_signal(-pid, signal.SIGTERM)  # ends the helpers of the worker; its replacement starts new ones

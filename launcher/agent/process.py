@@ -86,6 +86,17 @@ def _below(roots: list[int], processes: Mapping[int, tuple[int, int]]) -> list[i
     return left
 
 
+def oom_kills(root: str = "") -> int:
+    """Count the processes of this control group that the kernel has killed for lack of memory; 0 if it does not say."""
+    counts = [0]
+    with contextlib.suppress(OSError, ValueError), open(f"{root}/proc/self/cgroup") as lines:
+        for _, controller, path in (line.rstrip("\n").split(":", 2) for line in lines):
+            name = "memory.oom_control" if controller else "memory.events"  # of version 1 or 2
+            with contextlib.suppress(OSError), open(f"{root}/sys/fs/cgroup/{controller}/{path}/{name}") as events:
+                counts += [int(line.split()[1]) for line in events if line.startswith("oom_kill ")]
+    return max(counts)
+
+
 def send_signal(pid: int, signum: int) -> None:
     """Send a signal to a process that may have gone, or to a group if ``pid`` is negative."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -96,6 +96,7 @@ class HostDiscoveryScript(HostDiscovery):
         self._lock = threading.Lock()
         self._pid: int | None = None  # guarded by _lock, as are writes of _closed
         self._closed = False
+        self._answered = False
         path = os.path.abspath(script) if os.sep in script or os.path.exists(script) else shutil.which(script)
         if path is None or not os.path.isfile(path):
             raise UsageError(f"--host-discovery-script {script}: there is no such program; check the path")
@@ -113,11 +114,20 @@ class HostDiscoveryScript(HostDiscovery):
             DiscoveryError: The program failed, took too long, or printed an invalid line.
         """
         from horovodlike.launcher.agent.external import ask  # not at the top: parsing the options does not need it
+        from horovodlike.launcher.supervisor.waiting import Waiting
+
+        waiting = Waiting()
+
+        def cancelled() -> bool:
+            if not self._answered:
+                waiting.note(f"waiting: --host-discovery-script {self._script} has not answered yet")
+            return self._closed
 
         if self._closed:
             raise DiscoveryError("the job is over")
         try:
-            answer = ask(self._words, self._seconds, cancelled=lambda: self._closed, on_start=self._note)
+            answer = ask(self._words, self._seconds, cancelled=cancelled, on_start=self._note)
+            self._answered = True
         except OSError as error:
             raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
         finally:
@@ -126,8 +136,8 @@ class HostDiscoveryScript(HostDiscovery):
         said = answer.err.decode(errors="replace").strip().splitlines()[-5:]
         words = f"{': ' if said else ''}{'; '.join(said)}"
         if answer.trouble:
-            longer = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT)"
-            remedy = longer if answer.took_too_long else ""
+            how = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT) or --elastic-timeout"
+            remedy = how if answer.took_too_long else ""
             raise DiscoveryError(f"{self._script} was ended: {answer.trouble}{remedy}{words}")
         if answer.status != 0:
             raise DiscoveryError(f"{self._script} ended with {answer.status}{words}")

@@ -250,7 +250,7 @@ class CalledHosts(HostDiscovery):
     def _admit(self, caller: Caller) -> Caller | None:
         connection = caller.connection
         if 0 < self._nodes <= len(self._callers) + len(self._own):
-            self._refuse(connection, f"--nnodes ends with {self._nodes}, and so many nodes are there")
+            self._refuse(connection, f"--nnodes ends with {self._nodes}, all there; for spares, raise it with --max-np")
             return None
         taken = {*self._own, *(each.name for each in self._callers.values())}
         if caller.name in taken:

@@ -22,6 +22,7 @@ from horovodlike.launcher.elastic.events import (
     End,
     Event,
     Exited,
+    Finished,
     Form,
     HostLost,
     HostsFound,
@@ -106,7 +107,7 @@ class Driver(Supervisor):
         self._events: deque[Event] = deque()
         self._news: deque[dict[str, int] | str] = deque()  # from other threads
         self._processes: dict[int, _Process] = {}
-        self._failures: dict[int, Failure] = {}  # of workers that have exited with an error
+        self._failures: dict[int, Failure] = {}  # of workers that have exited
         self._offered: dict[str, int] = {}  # the hosts that have called in, as the membership knows them
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
@@ -241,12 +242,15 @@ class Driver(Supervisor):
             how = failure_attribution.how_it_ended(worker, pid, status, connection.host, "worker")
             self._server.exited(self._places.index(worker), how)
         self._explain(f"worker {worker} ended with status {status}")
-        if status != 0:
-            self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), connection.host)
-            if failure_attribution.leaves(self._output.tail(worker)):  # whatever has ended it
-                status = -signal.SIGTERM
-        self._workers.attend()  # its last messages come before its exit
-        self._events.append(Exited(worker, status, started=pid != 0))
+        self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), connection.host)
+        if status != 0 and failure_attribution.leaves(self._output.tail(worker)):  # whatever has ended it
+            status = -signal.SIGTERM
+        self._workers.attend(None if status else worker)  # its last messages come before its exit
+        answer = self.outcome.results.get(worker, b"")  # of a function that has returned, or raised an exception
+        if status == 0 and answer:
+            self._events.append(Finished(worker))
+        said = bytes(answer) if answer and status else b"".join(self._failures[worker].last_lines[-1:])
+        self._events.append(Exited(worker, status, started=pid != 0, said=said))
 
     def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""

@@ -192,7 +192,8 @@ def _asked_discovery(elastic: ElasticSpec) -> HostDiscovery | None:
     if elastic.discover is not None:
         return find_discovery(elastic.discover, elastic.slots)
     if elastic.discovery_script is not None:
-        return HostDiscoveryScript(elastic.discovery_script, elastic.slots, elastic.discovery_timeout)
+        seconds = min(elastic.discovery_timeout, elastic.elastic_timeout)
+        return HostDiscoveryScript(elastic.discovery_script, elastic.slots, seconds)
     return None
 
 

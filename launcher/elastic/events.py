@@ -28,6 +28,7 @@ class Exited:
     worker: int
     status: int
     started: bool = True
+    said: bytes = b""  # its last words, by which failures are compared
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Finished:
     """A worker's training function has returned."""
 
     worker: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A worker has made its first commit (``committed``), or its script has called ``shutdown()`` (``shutdown``)."""
+
+    worker: int
+    what: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class HostLost:
     reason: str
 
 
-Event = Ready | Exited | Finished | Training | Leaving | Stopped | Continued | Adrift | HostsFound | HostLost
+Event = Ready | Exited | Finished | Noted | Training | Leaving | Stopped | Continued | Adrift | HostsFound | HostLost
 
 
 @dataclass(frozen=True)

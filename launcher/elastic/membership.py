@@ -26,6 +26,7 @@ from horovodlike.launcher.elastic.events import (
     HostsFound,
     Kill,
     Leaving,
+    Noted,
     Ready,
     Remove,
     Report,
@@ -68,7 +69,8 @@ class Membership(Roster):
         self._changes = 0
         self._blocked_since: float | None = now  # since when a generation is needed
         self._collapses = 0
-        self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: workers in a row that failed while starting
+        self._early_deaths: dict[tuple[str, int], list[tuple[int, bytes]]] = {}  # by slot, of those still starting
+        self._asked = False  # whether any worker has ever asked for a rank
         self._completed = ""  # which worker was the first to complete the training; empty if none has
         self._most_commits = 0
         self._barren = 0  # how many generations in a row made no commit and had a member that exited with an error
@@ -111,6 +113,9 @@ class Membership(Roster):
             self._get_ready(worker, event, now)
         elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
+        elif isinstance(event, Noted):
+            worker.has_shut_down = event.what == "shutdown"
+            self._most_commits = self._most_commits or int(event.what == "committed")
         elif isinstance(event, Training) and worker.status is Status.FINISHED:
             self._train_again(worker, now)
         elif isinstance(event, Leaving) and (worker.active or worker.status is Status.FINISHED):
@@ -142,7 +147,9 @@ class Membership(Roster):
             self._break(f"worker {worker.number} has come back: {event.text or event.why}")
             if event.why == "failed":
                 self.generation.failed = self.generation.failed or event.text or event.why
-        worker.was_ready = True
+        worker.was_ready, worker.has_shut_down = True, False
+        if not self._asked:
+            self._asked, self._completed = True, ""  # the program does know of elastic jobs
         self._early_deaths.pop((worker.host, worker.slot), None)
         self._health[worker.host].losses = 0
         if worker.status is not Status.READY:
@@ -169,28 +176,30 @@ class Membership(Roster):
             if worker.status is Status.MEMBER:
                 self._break(f"worker {worker.number} was terminated")
             return
-        if status == 0:
+        if status == 0 and (worker.has_shut_down or not self._asked):
             self._complete(f"worker {worker.number} has ended with code 0")
             return
         self._fail(worker, event, now)
 
     def _fail(self, worker: WorkerState, event: Exited, now: float) -> None:
         status = event.status
+        self._completed = self._completed if self._asked else ""  # of the program's processes, all must end well
         follows = self._health[worker.host].fail(now, self.slots.get(worker.host, 0))
         self._pending.append(Report(worker.number, status, f"worker {worker.number} has failed: {follows}"))
         if self.is_member(worker):
-            self.generation.statuses.append((worker.number, status))
+            self.generation.failures.append((worker.number, status, event.said))
             if worker.status is Status.MEMBER:
                 self._break(f"worker {worker.number} has ended")
             self._look_for_collapse(now)
         elif event.started and not worker.was_ready:
-            slot = (worker.host, worker.slot)
-            self._early_deaths[slot] = self._early_deaths.get(slot, 0) + 1
-            if self._early_deaths[slot] >= _ATTEMPTS and not any(each.was_ready for each in self.workers.values()):
-                reason = (
-                    f"{_ATTEMPTS} workers in a row on one slot have failed before they asked for a place; the last "
-                    "lines say why"
-                )
+            deaths = self._early_deaths.setdefault((worker.host, worker.slot), [])
+            deaths.append((status, event.said))
+            kinds = {death for slot in self._early_deaths.values() for death in slot}
+            everywhere = all((each.host, each.slot) in self._early_deaths for each in self.workers.values())
+            alike = everywhere and len(kinds) == 1 and status >= 0 and not self._asked
+            if (alike or len(deaths) >= _ATTEMPTS) and not any(each.was_ready for each in self.workers.values()):
+                who = "all workers" if alike else f"{_ATTEMPTS} workers in a row on one slot"
+                reason = f"{who} have failed before they asked for a place; the last lines say why"
                 self._conclude(failure_attribution.exit_code(status), reason, worker.number)
 
     def _look_for_collapse(self, now: float) -> None:
@@ -199,12 +208,13 @@ class Membership(Roster):
             return
         if now - self.generation.formed_at > self.policy.elastic_timeout:
             self._collapses = 0
-        statuses = self.generation.statuses
-        self._collapses = self._collapses + 1 if all(status > 0 for _, status in statuses) else 0
-        if self._collapses >= _ATTEMPTS and not self._finishing:
-            number, status = statuses[0]
-            reason = f"all members have failed by themselves, {_ATTEMPTS} times in a row"
-            self._conclude(failure_attribution.exit_code(status), reason, number)
+        failures, members = self.generation.failures, self.generation.members
+        self._collapses = self._collapses + 1 if all(status >= 0 for _, status, _ in failures) else 0
+        alike = not self._most_commits and len(failures) == len(members) and len({each[1:] for each in failures}) == 1
+        if self._collapses and not self._finishing and (alike or self._collapses >= _ATTEMPTS):
+            number, status, _ = failures[-1 if alike else 0]  # the last one is not reported yet
+            how = "alike before anything was committed" if alike else f"by themselves, {_ATTEMPTS} times in a row"
+            self._conclude(failure_attribution.exit_code(status), f"all members have failed {how}", number)
 
     def _lose_host(self, event: HostLost, now: float) -> None:
         self._health.setdefault(event.host, HostHealth(self.policy.backoff)).lose(now)
@@ -225,7 +235,8 @@ class Membership(Roster):
         self._completed = self._completed or reason
 
     def _conclude(self, exit_code: int, reason: str, failure: int | None = None) -> None:
-        self._end = self._end or End(exit_code, reason, failure)
+        # A worker that is lost may have exited with code 0.
+        self._end = self._end or End(exit_code if failure is None else exit_code or FAILED, reason, failure)
 
     def _set(self, worker: WorkerState, status: Status, now: float) -> None:
         worker.status, worker.since = status, now
@@ -293,7 +304,7 @@ class Membership(Roster):
             reason = self._reason_to_kill(worker, now)
             if reason:
                 worker.killed = True
-                if self._completed and worker.status is Status.STARTING:
+                if self._completed and self._asked and worker.status is Status.STARTING:
                     self._set(worker, Status.REMOVED, now)
                 if worker.status is Status.MEMBER and self._blocked_since is not None:
                     self._blocked_since = now  # its replacement gets the full time
@@ -384,7 +395,7 @@ class Membership(Roster):
             self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
             return
         if self._is_barren(before, now):
-            number, status = next(each for each in before.statuses if each[1] > 0)
+            number, status, _ = next(each for each in before.failures if each[1] >= 0)
             reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
             self._conclude(failure_attribution.exit_code(status), reason, number)
             return
@@ -408,7 +419,7 @@ class Membership(Roster):
         """Return True if too many generations in a row made no commit and had a member that exited with an error."""
         if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
-        elif any(status > 0 for _, status in generation.statuses):
+        elif any(status >= 0 for _, status, _ in generation.failures):
             self._barren += 1
         return self._barren >= _FRUITLESS
 
@@ -416,7 +427,7 @@ class Membership(Roster):
         limit = self.policy.reset_limit
         assert limit is not None
         cause = self.generation.broken or "the set of workers has changed"
-        number, status = self.generation.statuses[0] if self.generation.statuses else (None, FAILED)
+        number, status, _ = self.generation.failures[0] if self.generation.failures else (None, FAILED, b"")
         self._conclude(
             failure_attribution.exit_code(status),
             f"{cause}, and the job has been reset {counted(limit, 'time')}, which is all that --reset-limit {limit} "
@@ -436,7 +447,9 @@ class Membership(Roster):
             for slot in range(slots):
                 if self.policy.max_np is not None and active >= self.policy.max_np:
                     return
-                if slot in taken or not self._may_use(host, slots - len(taken), active, now):
+                # Workers on slots that were dropped count, too: one more would be removed, and started again.
+                free = 0 if slot in taken else slots - len(taken)
+                if free <= 0 or not self._may_use(host, free, active, now):
                     continue
                 worker = WorkerState(self._next_number, host, slot, now)
                 self.workers[worker.number] = worker

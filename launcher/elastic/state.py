@@ -57,6 +57,7 @@ class WorkerState:
     since: float  # when its status changed
     status: Status = Status.STARTING
     was_ready: bool = False
+    has_shut_down: bool = False  # by its script, since it was ready
     commits: int = 0  # as it has reported last
     stopped_at: float | None = None
     adrift_at: float | None = None
@@ -83,7 +84,7 @@ class Generation:
     abandoned: bool = False
     returning: bool = False  # a member leaves, so the others ask for ranks again without an announcement
     told: frozenset[int] = frozenset()  # the joining and going workers of the latest announcement
-    statuses: list[tuple[int, int]] = field(default_factory=list)  # number and status of members that failed
+    failures: list[tuple[int, int, bytes]] = field(default_factory=list)  # members': number, status and last words
 
 
 class Roster:

@@ -11,6 +11,8 @@ From a worker to the driver:
     Its training function has returned.
 ``{"do": "training"}``
     It trains again after "finished".
+``{"do": "committed"}``, ``{"do": "shutdown"}``
+    It has made its first commit; its script has called ``shutdown()`` itself, so that it may exit with code 0.
 ``{"do": "log", "value": base64}``
     A pickled value for the process that has started the job.
 
@@ -35,8 +37,9 @@ from typing import Any
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import Identity, JobKey, job_digest
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer
-from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready, Training
+from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Noted, Ready, Training
 
+_EVENTS: dict[str, Callable[[int], Event]] = {"leaving": Leaving, "finished": Finished, "training": Training}
 _REASONS = ("start", "broken", "changed", "failed")
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TEXT = 2000
@@ -85,9 +88,12 @@ class WorkerServer:
         """Return when :meth:`attend` will have something to do even if no message arrives."""
         return self._door.next_deadline()
 
-    def attend(self) -> None:
-        """Handle what has arrived, without waiting."""
+    def attend(self, exited: int | None = None) -> None:
+        """Handle what has arrived; wait only for the last words of a worker that has exited, a second at most."""
         self._door.attend()
+        deadline = time.monotonic() + _FLUSH_S
+        while exited in self._connections and time.monotonic() < deadline:
+            self._door.attend(_FLUSH_S)
 
     def listen_on(self, addresses: Collection[str]) -> None:
         """Listen on further addresses, at the same port.
@@ -145,17 +151,13 @@ class WorkerServer:
                 if why not in _REASONS or not isinstance(message["commits"], int):
                     raise ValueError(why)
                 event: Event = Ready(worker, why, text, message["commits"])
-            elif verb == "leaving":
-                event = Leaving(worker)
-            elif verb == "finished":
-                event = Finished(worker)
-            elif verb == "training":
-                event = Training(worker)
+            elif verb in ("committed", "shutdown"):
+                event = Noted(worker, verb)
             elif verb == "log":
                 self._on_log(base64.b64decode(message["value"], validate=True))
                 return
             else:
-                raise ValueError(verb)
+                event = _EVENTS[verb](worker)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
         self._tell(event)

@@ -144,6 +144,8 @@ def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) ->
     if failure.departure:
         return [f"hvdrun: {failure.departure}".encode()]
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
+    if failure.status == 0:  # of a worker
+        what += " before its training function had returned, and without a call of shutdown()"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]
     if is_above:

@@ -31,6 +31,7 @@ print("begun", hvd.rank(), flush=True)
 while not hvd.allreduce(np.array([os.path.exists("stop")], np.float32), op=hvd.Max, name="step")[0]:
     time.sleep(0.3 * hvd.rank())
 print("done", hvd.rank(), flush=True)
+hvd.shutdown()
 """
 
 

@@ -298,7 +298,7 @@ class ElasticJob:
             worker.has_finished = False
         elif message["do"] == "leaving":
             worker.is_leaving = True
-        else:
+        elif message["do"] not in ("committed", "shutdown"):
             assert message["do"] == "ready"
             worker.whys.append((message["why"], message["reason"]))
             worker.is_ready = True

@@ -91,7 +91,7 @@ def test_a_discovery_script_that_hangs_is_a_failed_look_up(program: Callable[[st
     script = program("echo asking the cluster >&2; sleep 1000")
     message = (
         f"{script} was ended: it has not ended within 0.3 s; if it needs longer, raise --discovery-timeout "
-        "(HOROVODLIKE_DISCOVERY_TIMEOUT): asking the cluster"
+        "(HOROVODLIKE_DISCOVERY_TIMEOUT) or --elastic-timeout: asking the cluster"
     )
     with pytest.raises(DiscoveryError, match=f"^{re.escape(message)}$"):
         HostDiscoveryScript(script, seconds=0.3).find()
@@ -108,6 +108,19 @@ def test_a_discovery_script_that_hangs_at_the_start(
         f"hvdrun: the hosts cannot be found out: {script} was ended: it has not ended within 0.4 s"
     )
     assert job.seconds < SLACK_S
+
+
+def test_a_discovery_script_that_hangs_at_the_start_is_mentioned_and_ends_with_the_elastic_timeout(
+    launch: Callable[..., Launch], program: Callable[[str], str]
+) -> None:
+    script = program("sleep 1000")
+    words = ("--host-discovery-script", script, "--elastic-timeout", "4", sys.executable, "-c", "0")
+    job = launch("-np", 1, "--min-np", 1, *words).finish()
+    assert job.code == 1
+    waiting, error = job.err.splitlines()
+    assert waiting == f"hvdrun: waiting: --host-discovery-script {script} has not answered yet"
+    assert error.startswith(f"hvdrun: the hosts cannot be found out: {script} was ended: it has not ended within 4 s")
+    assert job.seconds < 4 + SLACK_S
 
 
 def test_a_discovery_script_that_hangs_later_and_an_interrupt(

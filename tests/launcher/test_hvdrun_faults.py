@@ -50,6 +50,34 @@ def test_a_rank_killed_by_a_signal(
     assert job.seconds < SETTLE_S + SLACK_S
 
 
+OUT_OF_MEMORY = "killed by the kernel for lack of memory; give this host or container more, or fewer ranks"
+
+
+@pytest.mark.parametrize("elastic", [(), ("--min-np", 2)])
+def test_a_rank_killed_by_the_kernel_for_lack_of_memory(launch: Callable[..., Launch], elastic: tuple[object]) -> None:
+    groups = Path("/proc/self/cgroup").read_text().splitlines()
+    group = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), None)
+    if group is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0:
+        pytest.skip("needs the second version of control groups, and the right to mount in a name space")
+    # The kernel's files are replaced, so that the rank can do the kernel's work.
+    counter = f"/sys/fs/cgroup{group}/memory.events"
+    setup = f"mount -t tmpfs none /sys/fs/cgroup && mkdir -p {os.path.dirname(counter)} && echo oom_kill 1 > {counter}"
+    inside = ["unshare", "-rm", "sh", "-c", f'{setup} && exec "$@"', "sh", PYTHON, "-m", "horovodlike.launcher"]
+    rank = f"""
+case ${{HOROVODLIKE_WORKER:-$HOROVODLIKE_RANK}} in
+    0) exec sleep 100;;
+    1) echo oom_kill 2 > {counter}; kill -9 $$;;
+    *) kill -9 $$;;  # not by the kernel: the workers that replace it
+esac
+"""
+    job = launch("-np", 2, *elastic, "sh", "-c", rank, program=inside).finish()
+    assert re.search(
+        rf"1 \(pid \d+\) was killed by signal 9 .*; its last lines:\n    hvdrun: {OUT_OF_MEMORY}\n", job.err
+    )
+    assert job.code == 137
+    assert job.err.count(f"<stderr>: hvdrun: {OUT_OF_MEMORY}\n") == 1
+
+
 def test_an_exception_shows_its_traceback(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
     job = hvdrun("-np", 1, PYTHON, script("1 / 0"))
     assert job.code == 1

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher.agent.process import ExitQueue
+from horovodlike.launcher.agent.process import ExitQueue, oom_kills
 
 
 def _child(code: int) -> int:
@@ -71,3 +72,20 @@ def without_pidfds() -> None:
 @pytest.mark.parametrize("body", ["in_order", "exits_between_two_looks", "without_pidfds"])
 def test_every_exit_is_reported_once(body: str) -> None:
     assert _run_with_own_children(body) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "text"),
+    [
+        ("0::/a/b\n", "a/b/memory.events", "oom 7\noom_kill 5\noom_group_kill 0\n"),
+        ("4:memory:/job\n1:cpu:/job\n0::/\n", "memory/job/memory.oom_control", "under_oom 0\noom_kill 5\n"),
+    ],
+)
+def test_the_kernel_says_how_many_processes_it_has_killed_for_lack_of_memory(
+    tmp_path: Path, groups: str, name: str, text: str
+) -> None:
+    assert oom_kills(str(tmp_path)) == 0
+    for path, content in (("proc/self/cgroup", groups), (f"sys/fs/cgroup/{name}", text)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    assert oom_kills(str(tmp_path)) == 5

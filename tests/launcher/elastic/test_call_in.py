@@ -265,7 +265,7 @@ def test_more_hosts_than_there_may_be() -> None:
         frame, *_ = connection.await_frame(time.monotonic() + SLACK_S, FrameKind.PLACE, FrameKind.OUTCOME)
         answers[name] = frame.kind
         if name == "b":
-            assert frame.payload == b"--nnodes ends with 2, and so many nodes are there"
+            assert frame.payload == b"--nnodes ends with 2, all there; for spares, raise it with --max-np"
         connection.hang_up()
 
     for name, expected in (("a", ["a"]), ("b", [])):

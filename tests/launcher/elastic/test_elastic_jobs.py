@@ -222,16 +222,83 @@ def test_a_host_that_fails_is_left_alone(elastic: Callable[..., ElasticLaunch]) 
 
 
 def test_a_program_that_fails_at_once(elastic: Callable[..., ElasticLaunch]) -> None:
-    job = elastic("-np", 2, "--min-np", 1, program="sys.exit('there is no data')")
+    program = "sys.exit(f'there is no data {os.getpid()}')"  # if all made one error, the job would end at once
+    job = elastic("-np", 2, "--min-np", 1, program=program)
     ended = job.job.finish()
     assert ended.code == 1
     reason = ended.err.index("hvdrun: 3 workers in a row on one slot have failed before they asked for a place")
-    report = r"hvdrun: worker (\d) \(pid \d+\) exited with code 1; its last lines:\n    there is no data\n"
+    report = r"hvdrun: worker (\d) \(pid \d+\) exited with code 1; its last lines:\n    there is no data \d+\n"
     reports = [*re.finditer(report, ended.err)]
     assert reports[-1].start() > reason
     assert reports[-1].end() == len(ended.err)
     assert len({each[1] for each in reports}) == len(reports)  # each is described once
     assert ended.seconds < SLACK_S
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_error_that_all_make_alike_ends_the_job_at_once(elastic: Callable[..., ElasticLaunch], number: int) -> None:
+    program = """
+    def before_init(worker, generation, step):
+        sys.exit('there is no data')
+    """
+    ended = elastic("-np", number, "--min-np", 1, program=program).job.finish()
+    assert ended.code == 1
+    assert "hvdrun: all members have failed alike before anything was committed\n" in ended.err
+    assert ended.err.count("<stderr>: there is no data") == number
+    assert ended.err.count("its last lines:\n    there is no data") == number  # each is described once
+
+
+# What real workers do, at the second of four steps; `once` makes a worker do it that has not been replaced.
+LEAVES = """
+import os, sys
+import numpy, horovodlike as hvd
+from horovodlike import elastic
+
+hvd.init()
+state = elastic.ObjectState(step=0)
+
+@elastic.run
+def train(state):
+    while state.step < 4:
+        hvd.allreduce(numpy.ones(8, "float32"), name="x")
+        state.step += 1
+        if state.step == 2 and os.environ["HOROVODLIKE_WORKER"] == "1":
+            {way}
+        state.commit()
+
+train(state)
+print("finished, of", hvd.size(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("way", "number"), [("os._exit(0)", 2), ("sys.exit(256)", 3)])
+def test_a_worker_that_exits_with_code_0_in_the_middle_is_replaced(
+    launch: Callable[..., Launch], way: str, number: int
+) -> None:
+    job = launch("-np", number, "--min-np", number, PYTHON, "-c", LEAVES.format(way=way)).finish()
+    assert job.code == 0, job.err
+    assert job.out.count(b"finished, of %d\n" % number) == number
+    assert re.search(
+        r"^hvdrun: worker 1 \(pid \d+\) exited with code 0 before its training function had returned, and without a "
+        r"call of shutdown\(\); it wrote nothing to stderr$",
+        job.err,
+        re.M,
+    )
+
+
+PLAIN = "import numpy, os, horovodlike as hvd; hvd.init(); hvd.allreduce(numpy.ones(8, 'float32')); "
+
+
+@pytest.mark.parametrize("way", ["hvd.shutdown()", "hvd.shutdown(); os._exit(0)"])
+def test_a_script_that_shuts_down_has_finished(launch: Callable[..., Launch], way: str) -> None:
+    job = launch("-np", 2, "--min-np", 2, PYTHON, "-c", PLAIN + way).finish()
+    assert (job.code, job.err) == (0, "")
+
+
+def test_a_script_that_neither_trains_nor_shuts_down_has_not_finished(launch: Callable[..., Launch]) -> None:
+    job = launch("-np", 2, "--min-np", 2, PYTHON, "-c", PLAIN).finish()
+    assert job.code == 1
+    assert "exited with code 0 before its training function had returned, and without a call of shutdown()" in job.err
 
 
 def test_a_program_that_does_not_know_of_elastic_jobs(hvdrun: Callable[..., object]) -> None:

@@ -116,6 +116,23 @@ def test_the_job_begins_with_the_least_number_of_nodes(nodes: Callable[..., Node
     assert "has third False" in copy
 
 
+def test_nodes_that_wait_as_spares(nodes: Callable[..., Nodes]) -> None:
+    job = nodes()
+    first = job.start(0, "--max-np", 2, nodes="2:3")
+    second = job.start(1, nodes="2:3")
+    at_size(first, 2)
+    spare = job.start(2, nodes="2:3")
+    first.expect(b"has called in with 1 slot", 2)
+    beyond = job.start(None, nodes="2:3").finish()
+    assert beyond.code == 1
+    assert b"node 0 says: --nnodes ends with 3, all there; for spares, raise it with --max-np" in beyond.out
+    assert b"--node-rank 0" not in beyond.out
+    second.signal(signal.SIGKILL)
+    at_size(spare, 2)
+    second.wait_gone(GRACE_S + SLACK_S)
+    assert [code for code, _ in job.finish(first, spare)] == [0, 0]
+
+
 def test_a_killed_node(nodes: Callable[..., Nodes]) -> None:
     job = nodes()
     first, second = job.start(0), job.start(1, slots=2)

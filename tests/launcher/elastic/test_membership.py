@@ -18,6 +18,7 @@ from horovodlike.launcher.elastic.events import (
     HostsFound,
     Kill,
     Leaving,
+    Noted,
     Ready,
     Remove,
     Report,
@@ -328,11 +329,29 @@ def test_a_program_that_cannot_work() -> None:
     play = Play(num_proc=2, max_np=2)
     play.happen(HostsFound({"a": 2}))
     for worker in range(4):
-        assert play.of(Spawn, play.happen(Exited(worker, 3)))
+        assert play.of(Spawn, play.happen(Exited(worker, 3, said=b"no %d" % worker)))
     [report, end] = play.happen(Exited(4, 3))
     assert isinstance(report, Report)
     assert (end.exit_code, end.failure) == (3, 4)
     assert end.reason.startswith("3 workers in a row on one slot have failed before they asked for a place")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_error_that_all_make_alike_before_they_ask_for_a_place_ends_the_job_at_once(number: int) -> None:
+    play = Play(num_proc=number, min_np=1, max_np=number)
+    play.happen(HostsFound({"a": number}))
+    for worker in range(number):
+        assert not play.of(End)
+        play.happen(Exited(worker, 3, said=b"no data"))
+    assert play.of(End)[0].exit_code == 3
+
+
+def test_early_errors_that_are_not_alike_do_not_end_the_job_at_once() -> None:
+    for last in (Exited(1, 3, said=b"no room"), Exited(1, 4, said=b"no data"), Exited(1, -9, said=b"no data")):
+        play = Play(num_proc=2, max_np=2)
+        play.happen(HostsFound({"a": 1, "b": 1}))
+        play.happen(Exited(0, 3, said=b"no data"))
+        assert play.of(Spawn, play.happen(last))
 
 
 def test_replacements_that_cannot_start_do_not_end_a_job_that_works() -> None:
@@ -349,11 +368,40 @@ def test_members_that_all_fail_by_themselves_end_the_job_in_the_end() -> None:
     play = Play(num_proc=2, max_np=2).start(here=2)
     for number in (0, 2):
         play.happen(Exited(number, 1))
-        play.happen(Exited(number + 1, 1))
+        play.happen(Exited(number + 1, 1, said=b"otherwise"))
         play.ready(number + 2, number + 3)
     play.happen(Exited(4, 7))
     decisions = play.happen(Exited(5, 1))
     assert play.of(End, decisions)[0].exit_code == 7
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_error_that_all_members_make_alike_before_the_first_commit_ends_the_job_at_once(
+    number: int, status: int
+) -> None:
+    play = Play(num_proc=number, min_np=1, max_np=number).start(here=number)
+    for worker in range(number):
+        assert not play.of(End)
+        play.happen(Exited(worker, status, said=b"ValueError: no variables"))
+    [end] = play.of(End)
+    assert (end.exit_code, end.failure) == (1, number - 1)
+    assert end.reason == "all members have failed alike before anything was committed"
+
+
+def test_after_a_commit_such_an_error_does_not_end_the_job_at_once() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    play.happen(Noted(0, "committed"), Exited(0, 1, said=b"no room"), Exited(1, 1, said=b"no room"))
+    assert not play.of(End)
+    play.ready(2, 3)
+    play.happen(Exited(2, 1, said=b"no room"), Exited(3, 1, said=b"no room"))  # from the commit on, again
+    assert play.of(End)[0].exit_code == 1
+
+
+def test_a_member_that_is_killed_has_not_failed_as_the_others() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    play.happen(Exited(0, 1, said=b"no room"), Exited(1, -9, said=b"no room"))
+    assert not play.of(End)
 
 
 def test_one_that_fails_again_and_again_before_anything_is_saved_ends_the_job() -> None:
@@ -443,6 +491,45 @@ def test_a_program_that_knows_nothing_of_elastic_jobs() -> None:
     play.happen(HostsFound({"here": 2}))
     assert play.happen(Exited(1, 0)) == []
     assert play.of(End, play.happen(Exited(0, 0)))[0].exit_code == 0
+
+
+def test_a_program_of_which_a_process_fails_has_not_ended_well() -> None:
+    play = Play(num_proc=2, max_np=2)
+    play.happen(HostsFound({"here": 2}))
+    play.happen(Exited(1, 0))
+    assert play.of(Spawn, play.happen(Exited(0, -9)))
+
+
+def test_code_0_before_a_place_is_a_loss_if_others_ask_for_one() -> None:
+    for exits_first in (True, False):
+        play = Play(num_proc=2, max_np=2)
+        play.happen(HostsFound({"here": 2}))
+        events = [Exited(1, 0), Ready(0)]
+        play.happen(*(events if exits_first else reversed(events)))
+        assert [each.worker for each in play.of(Spawn)] == [0, 1, 2]
+        assert not play.of(Form)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_code_0_in_the_middle_of_the_training_is_a_loss(number: int) -> None:
+    play = Play(num_proc=number, min_np=number, max_np=number).start(here=number)
+    assert kinds(play.happen(Exited(1, 0))) == [Report, Abandon, Spawn]
+    play.ready(*(worker for worker in range(number) if worker != 1), why="broken")
+    assert len(play.of(Form, play.ready(number))[0].members) == number
+
+
+def test_a_script_that_shuts_down_may_exit() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1).start(here=2)
+    assert play.happen(Noted(0, "committed"), Noted(0, "shutdown"), Exited(0, 0)) == []
+    assert play.of(End, play.happen(Noted(1, "shutdown"), Exited(1, 0)))[0].exit_code == 0
+
+
+def test_a_script_that_shuts_down_and_initializes_again_may_not() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    play.happen(Noted(0, "shutdown"), Noted(1, "shutdown"))
+    play.ready(0, 1, why="changed")
+    assert play.members == (0, 1)
+    assert kinds(play.happen(Exited(1, 0))) == [Report, Abandon, Spawn]
 
 
 def test_after_one_has_finished_nobody_is_replaced_and_the_others_go_on() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import itertools
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from play import Play
 
@@ -19,6 +21,7 @@ from horovodlike.launcher.elastic.events import (
     HostsFound,
     Kill,
     Leaving,
+    Noted,
     Ready,
     Remove,
     Spawn,
@@ -102,10 +105,11 @@ class World:
             self.tell(Ready(worker, "changed", commits=self.commits))
         elif doing == "working":
             self.commits += 1
+            self.tell(Noted(worker, "committed"))
 
     def exit(self, worker: int, status: int) -> None:
         if self.doing.pop(worker, None) is not None:
-            self.tell(Exited(worker, status))
+            self.tell(Exited(worker, status, said=b"error %d" % worker))  # if all fail alike, the job ends
 
     def train_again(self) -> None:
         """The script's training comes to its end, and another one begins."""
@@ -138,7 +142,10 @@ class World:
     def settle(self) -> None:
         """Nothing happens any more: all workers do what there is to do until only time can pass."""
         end = self.play.now + SETTLED_S
-        while not self.ended and self.play.now < end:
+        for turn in itertools.count():
+            if self.ended or self.play.now >= end:
+                return
+            assert turn < 10000, "workers are started and removed again and again"
             before = dict(self.doing)
             for worker in list(self.doing):
                 self.go_on(worker)
@@ -147,7 +154,7 @@ class World:
                 self.carry_out(self.play.wait((end if at is None else min(at, end)) - self.play.now + 0.001))
 
 
-KINDS = ["kill", "fail", "leave", "hang", "again", "stop", "continue", "hosts", "lose", "wait"]
+KINDS = ["kill", "fail", "quit", "leave", "hang", "again", "stop", "continue", "hosts", "lose", "wait"]
 EVENT = st.tuples(
     st.sampled_from(["go on"] * 3 + KINDS),
     st.integers(0, 7),
@@ -169,6 +176,8 @@ def carry_on(world: World, what: str, which: int, slots: list[int], seconds: flo
         world.exit(worker, -9)
     elif what == "fail":
         world.exit(worker, 1)
+    elif what == "quit":
+        world.exit(worker, 0)
     elif what == "leave":
         world.leave(worker)
     elif what == "hang":
@@ -184,7 +193,18 @@ def carry_on(world: World, what: str, which: int, slots: list[int], seconds: flo
         world.go_on(worker)
 
 
+# With fewer slots than before, workers are on the first slot and the last one: the one between them stays empty.
+DROPPED_SLOT: list[tuple[str, int, list[int], float]] = [
+    ("kill", 6, [0, 0, 0], 0.0),
+    ("hosts", 0, [3, 3, 3], 0.0),
+    ("kill", 1, [0, 0, 0], 0.0),
+    ("lose", 1, [0, 0, 0], 0.0),
+    ("lose", 2, [0, 0, 0], 0.0),
+]
+
+
 @settings(max_examples=300, deadline=None)
+@example(DROPPED_SLOT, 3, 3, 1)
 @given(st.lists(EVENT, max_size=60), st.integers(1, 3), st.integers(0, 3), st.integers(0, 2))
 def test_whatever_happens(events: list[tuple[str, int, list[int], float]], least: int, more: int, most: int) -> None:
     play = Play(num_proc=least + more, min_np=least, max_np=least + more + most)

@@ -117,7 +117,7 @@ def _persists(path):
     resumed._resume()
     assert resumed.epoch == resumed._commits == 1
     assert _equal(_values(resumed), _values(state))
-    for units in ([3, 2], [1]):  # other numbers of variables, and so other shapes
+    for units in ([3, 2], [1]):
         other = keras.Sequential([keras.Input((4,)), *map(keras.layers.Dense, units)])
         other.compile(optimizer=keras.optimizers.Adam(), loss="mse")
         another = hvd.elastic.KerasState(other, epoch=0)

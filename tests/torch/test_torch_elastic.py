@@ -337,7 +337,7 @@ def _refused() -> None:
         TorchState(torch.nn.LazyLinear(1))
     state = TorchState(torch.nn.Sequential(torch.nn.Linear(1, 1)))
     state.model.append(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"other parameters than .*1\.bias, 1\.weight; .*assign"):
+    with pytest.raises(ValueError, match=r"other parameters than .*1\.weight, 1\.bias; .*assign"):
         state.restore()
     state.model = state.model
     state.restore()

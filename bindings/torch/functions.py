@@ -7,13 +7,14 @@ functions across a trust boundary.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from horovodlike import basics, objects
-from horovodlike.errors import HorovodInternalError
+from horovodlike.errors import HorovodInternalError, MismatchError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._ops.handles import full_name
@@ -37,7 +38,7 @@ def broadcast_parameters(
 
     Raises:
         ValueError: `params` is none of these, or an entry is neither a tensor nor None.
-        HorovodInternalError: The ranks' parameters differ in shape or dtype; the message names the first that differs.
+        MismatchError: The ranks' parameters differ in name, shape or dtype; the message names the first that differs.
     """
     if isinstance(params, Mapping):
         entries: list[Any] = sorted(params.items())
@@ -48,7 +49,19 @@ def broadcast_parameters(
     for name, tensor in entries:
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise ValueError(f"invalid params: {name} is of type {type(tensor)}, not a tensor")
-    _broadcast_all([(name, tensor) for name, tensor in entries if tensor is not None], root_rank, process_set)
+    present = [(name, tensor) for name, tensor in entries if tensor is not None]
+    _check_names([str(name) for name, _ in present], process_set)
+    _broadcast_all(present, root_rank, process_set)
+
+
+def _check_names(names: list[str], process_set: ProcessSet) -> None:
+    """Raise the same error on all ranks if they have different parameters: all would wait for one that a rank lacks."""
+    digest = zlib.crc32(repr(sorted(names)).encode())
+    if len(set(allgather_object(digest, "parameters", process_set))) > 1:
+        of_all = [set(each) for each in allgather_object(names, "parameters.names", process_set)]
+        odd = sorted(set.union(*of_all) - set.intersection(*of_all)) or ["a tensor without a name"]
+        lacking = [rank for rank, each in zip(process_set.ranks or (), of_all, strict=False) if odd[0] not in each]
+        raise MismatchError(f"broadcast_parameters: ranks {lacking} do not have {odd[0]}: all need the same parameters")
 
 
 def _broadcast_all(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:

@@ -17,6 +17,8 @@ __all__ = ["CollectiveRecord", "Metrics", "Straggler", "flight_recorder", "metri
 
 _NANOSECONDS = 1e9
 
+failed_writes = 0  # counted by State.commit() of elastic training
+
 
 class Straggler(TypedDict):
     """The time that the other ranks have waited for one rank."""
@@ -76,6 +78,8 @@ class Metrics(TypedDict):
     """The time from the mark of the first step to that of the last."""
     samples: float
     """The samples of these steps that `step()` was told."""
+    failed_writes: int
+    """How many commits of elastic training could not be written to disk, since the process began."""
     shared_memory_bytes: int
     """The number of bytes of shared memory of this host, divided by the number of its ranks."""
     stragglers: list[Straggler]
@@ -133,6 +137,7 @@ def metrics() -> Metrics:
         "steps": steps,
         "step_seconds": step_seconds,
         "samples": samples,
+        "failed_writes": failed_writes,
         "shared_memory_bytes": count["segment_bytes"],
         "stragglers": [
             {"times_late": each.times, "seconds_waited_for": each.waited_ns / _NANOSECONDS} for each in stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,9 +26,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
     are added, or leave at a commit, the state is kept. Then ``func`` is called again, on the current ranks.
 
-    Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
-    size, and a rank that is lost ends it. If its state is persistent, SIGTERM to any rank has all of them leave at the
-    next commit, where the job that is started next begins.
+    Call ``init()`` before it, and collectives only inside, except those that reset callbacks call too. Without a
+    driver (``hvdrun --min-np``) a job has a fixed size, and a rank that is lost ends it. If its state is persistent,
+    SIGTERM to any rank has all of them leave at the next commit, where the job that is started next begins.
 
     Raises:
         HorovodInternalError: The job is broken and has no driver; or an operation does not support its reduction.
@@ -37,23 +38,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
             a driver, the ranks were asked to leave (status 143). Newer work than the commit on disk is lost (75).
         ValueError: ``init()`` was not called.
     """
-
-    @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
-        worker = driver_client.current()
-        try:
-            with state._departure():
-                if worker is not None:
-                    worker.begin()
-                result = _train(func, worker, state, args, kwargs)
-        except BaseException as error:
-            basics.shutdown(error)  # the others must not wait for this rank
-            raise
-        if worker is not None:
-            worker.finish()
-        return result
-
-    return wrapper
+    return run_translated(func, contextlib.nullcontext)
 
 
 def run_translated(
@@ -67,15 +52,26 @@ def run_translated(
     """
 
     @functools.wraps(func)
-    def translating(*args: Any, **kwargs: Any) -> Result:
-        with translated():
-            return func(*args, **kwargs)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
+        worker = driver_client.current()
+        try:
+            with state._departure():
+                if worker is not None:
+                    worker.begin()
+                result = _train(func, translated, worker, state, args, kwargs)
+        except BaseException as error:
+            basics.shutdown(error)  # the others must not wait for this rank
+            raise
+        if worker is not None:
+            worker.finish()
+        return result
 
-    return run(translating)
+    return wrapper
 
 
 def _train(
     func: Callable[..., Result],
+    translated: Callable[[], AbstractContextManager[object]],
     worker: driver_client.Worker | None,
     state: State,
     args: tuple[Any, ...],
@@ -85,8 +81,9 @@ def _train(
     last_mismatch: tuple[int, str] | None = None
     while True:
         try:
-            _begin(state, needs_sync, is_first)
-            return func(state, *args, **kwargs)
+            with translated():  # also reset callbacks may communicate
+                _begin(state, needs_sync, is_first)
+                return func(state, *args, **kwargs)
         except HorovodInternalError as error:
             if isinstance(error, UnsupportedReductionError):
                 raise  # a mistake of the script: it would happen again and again
@@ -111,9 +108,9 @@ def _train(
 
 def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     """Bring all ranks to one state: if any rank needs to synchronise, all of them do."""
-    needs_sync, has_commits = agree_to_start(needs_sync, state._commits)
     if not is_first:
-        state.on_reset()
+        state.on_reset()  # first, as in Horovod: its collectives meet those of a new rank's script
+    needs_sync, has_commits = agree_to_start(needs_sync, state._commits)
     if not has_commits:
         state._resume()
     if needs_sync:

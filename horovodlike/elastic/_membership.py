@@ -30,19 +30,22 @@ class Agreement:
         adds: Whether new members will join; equal on all ranks.
         leaves: Whether this process has been asked to leave; then ``goes_on`` is False on all ranks. Without a driver,
             all leave if any has been asked to.
+        write_failed: Whether a commit could not be written to disk since the last agreement; equal on all ranks.
     """
 
     goes_on: bool
     adds: bool
     leaves: bool
+    write_failed: bool
 
 
-def agree_on_changes(changed: bool, added: bool) -> Agreement:
+def agree_on_changes(changed: bool, added: bool, write_failed: bool) -> Agreement:
     """Let the ranks agree whether the members change, because any rank has a reason. Collective.
 
     Args:
         changed: Whether this rank has a reason besides messages of the driver and SIGTERM.
         added: Whether hosts were added, as part of that reason.
+        write_failed: Whether this rank could not write a commit to disk.
 
     Raises:
         HorovodInternalError: The job is broken.
@@ -52,11 +55,12 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
     if worker is not None:
         wants_change, wants_to_add = worker.changes()
         changed, added = changed or wants_change, added or wants_to_add
-    any_change, any_added, any_leaves = highest("horovodlike.elastic.commit", [changed, added, leaves])
+    of_all = highest("horovodlike.elastic.commit", [changed, added, leaves, write_failed])
+    any_change, any_added, any_leaves, any_failed = map(bool, of_all)
     if worker is not None and worker.commits == 0:
         worker.tell("committed")
-    leaves = leaves or (worker is None and bool(any_leaves))
-    return Agreement(goes_on=not (any_change or any_leaves), adds=bool(any_added), leaves=leaves)
+    leaves = leaves or (worker is None and any_leaves)
+    return Agreement(not (any_change or any_leaves), any_added, leaves, any_failed)
 
 
 def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from horovodlike import basics
 from horovodlike._bootstrap import driver_client
-from horovodlike._engine import ops
+from horovodlike._engine import metrics, ops
 from horovodlike._net.object_seal import dumps
 from horovodlike.elastic import _membership
 from horovodlike.elastic._state_file import StateFile
@@ -55,9 +55,13 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._updates = 0
         self._file: StateFile | None = None
+        self._write_failed = False  # since the ranks have last agreed on changes
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have functions called, in the order of registration, each time the job has restarted with other ranks."""
+        """Have functions called, in the order of registration, each time the job has restarted with other ranks.
+
+        A collective in them must be one that a new rank's script calls between ``init()`` and the wrapped function.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -82,14 +86,14 @@ class State:
     def commit(self) -> None:
         """Save the state in memory on all ranks, and act upon changes of the job's members.
 
-        Collective. When this has returned on any rank, the state is saved on all of them (and on disk, see
-        :meth:`persist`).
+        Collective. When this has returned on any rank, the state is saved on all of them, and on disk as well with
+        :meth:`persist`. If it cannot be written there, rank 0 warns, all ranks count this in ``metrics()`` as
+        ``failed_writes``, and the training continues.
 
         Raises:
             HostsUpdatedInterrupt: The members of the job change; all ranks raise it at the same commit.
             HorovodInternalError: The job is broken; the state may be saved on some ranks only.
             SystemExit: This worker has been asked to leave (status 0); or any rank of a job without a driver (143).
-            OSError: On rank 0: the state cannot be written to disk.
         """
         self._commits += 1
         self.save()
@@ -101,7 +105,9 @@ class State:
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members as :meth:`commit` does, but without saving the state."""
-        agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED))
+        failed, self._write_failed = self._write_failed, False
+        agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED), failed)
+        metrics.failed_writes += agreed.write_failed
         worker = driver_client.current()
         if worker is not None:
             worker.commits += 1
@@ -144,13 +150,16 @@ class State:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
 
         :func:`run` calls it before it calls the training function again: what a generation begins with is on disk.
-
-        Raises:
-            OSError: The state cannot be written.
         """
         file = self._file
-        if file is not None and self._get_rank() == 0 and file.written != self._commits:
-            file.write(self._commits, self._saved_to_bytes())
+        if file is None or self._get_rank() != 0 or file.written == self._commits:
+            return
+        saved = self._saved_to_bytes()
+        try:
+            file.write(self._commits, saved)
+        except OSError as error:  # the others wait for this rank in the next agreement, which tells them
+            self._write_failed = True
+            print(f"horovodlike warning: commit {self._commits} is in memory only: {error}", file=sys.stderr)
 
     def _resume(self) -> None:
         """Take the state from disk if a rank has a file. Collective; :func:`run` calls it if no rank has seen a commit.
@@ -158,15 +167,21 @@ class State:
         Afterwards the rank that has read the file has the most commits, so that :meth:`sync` takes its state.
 
         Raises:
-            StateFileError: The file is incomplete, is no state, or can be written by other users.
+            StateFileError: The file is incomplete, is no state, is of another model, or can be written by other users.
         """
         here = 0 if self._file is None else self._file.commits()
         commits, reader = _elect(here)
         if commits and basics.rank() == reader:
             assert self._file is not None
             self._commits, saved = self._file.read()
-            self._saved_from_bytes(saved)
-            self.restore()
+            try:
+                self._saved_from_bytes(saved)
+                self.restore()
+            except Exception as error:
+                raise StateFileError(
+                    f"the state in {self._file.path} does not fit this script: {error}. Resume with the script that "
+                    "wrote it, or remove the file to start from the beginning"
+                ) from error
 
     @contextlib.contextmanager
     def _departure(self) -> Iterator[None]:

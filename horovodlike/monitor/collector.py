@@ -49,7 +49,7 @@ _NUMBERS = {
     "counters": (
         *("bytes", "requests", "executed", "batches", "negotiated_in_full", "negotiation_seconds", "execution_seconds"),
         *("peer_wait_seconds", "shared_memory_bytes", "waiting_seconds", "communicating_seconds", "blocked_seconds"),
-        *("steps", "step_seconds", "samples", "progress", "in_flight"),
+        *("steps", "step_seconds", "samples", "progress", "in_flight", "failed_writes"),
         *(f"bytes_by_{name}" for name in TRANSPORTS),
     ),
     "process": (

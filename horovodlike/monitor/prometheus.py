@@ -166,6 +166,7 @@ FAMILIES = (
     Family("steps", "counter", "", "Steps that were marked.", _since_start("steps")),
     Family("step_seconds", "counter", "seconds", "Time from the first step to the last.", _since_start("step_seconds")),
     Family("samples", "counter", "", "Samples of these steps.", _since_start("samples")),
+    Family("failed_writes", "counter", "", "Commits that could not be written to disk.", _since_start("failed_writes")),
     Family(
         "blocked_seconds",
         "counter",

@@ -43,6 +43,20 @@ def test_reading_ahead_is_bounded(records, prefetch):
     assert data_threads() == []
 
 
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_epoch_of_a_static_partition_resumes_after_the_batches_that_the_loop_has_got(records, prefetch):
+    whole = list(RecordReader(records, one_rank(records), prefetch=0))
+    reader = RecordReader(records, one_rank(records), prefetch=prefetch)
+    batches = iter(reader)
+    assert [next(batches), next(batches)] == whole[:2]
+    saved = reader.partition.state_dict()
+    batches.close()
+    partition = one_rank(records)
+    partition.load_state_dict(saved)
+    resumed = RecordReader(records, partition, prefetch=prefetch)
+    assert len(resumed) == len(whole) - 2 and list(resumed) == whole[2:]
+
+
 def test_the_thread_ends_when_the_loop_is_left(records):
     reader = RecordReader(records, one_rank(records))
     batches = iter(reader)

@@ -1,5 +1,6 @@
 """Tasks, and StaticPartition: who reads what, with each policy for uneven tails."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -146,3 +147,40 @@ def _of_the_job():
 def test_rank_and_size_are_those_of_the_job(ranks):
     for rank, size, batches in ranks(3).run(_of_the_job):
         assert batches == on_all(size, "join", shuffle=False)[rank]
+
+
+@settings(deadline=None)
+@given(tasks(), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["join", "drop", "pad"]), st.data())
+def test_an_epoch_resumes_after_the_batches_that_are_done(tasks, size, batch_size, tail, data):
+    for rank, whole in enumerate(on_all(size, tail, tasks, batch_size, epoch=2)):
+        first, second = (StaticPartition(tasks, batch_size, tail=tail, rank=rank, size=size) for _ in range(2))
+        first.set_epoch(2)
+        batches = iter(first)
+        done = data.draw(st.integers(0, len(whole)))
+        assert [next(batches) for _ in range(done)] == whole[:done]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        second.set_epoch(2)  # as a resumed script does
+        assert (second.epoch, len(second), list(second)) == (2, len(whole) - done, whole[done:])
+        assert second.state_dict()["done"] == len(whole) and list(second) == whole, "the next iteration is a whole one"
+        second.load_state_dict(first.state_dict())
+        second.set_epoch(3)
+        assert second.state_dict()["done"] == 0 and len(second) == len(list(second))
+
+
+def test_a_state_of_another_partition_or_number_of_ranks_is_refused():
+    partition = StaticPartition(TASKS, 2, rank=0, size=1)
+    partition.load_state_dict(partition.state_dict())
+    next(iter(partition))
+    saved = partition.state_dict()
+    for other in ({"batch_size": 3}, {"seed": 1}, {"shuffle": False}, {"tail": "pad"}, {"tasks": TASKS[1:]}):
+        with pytest.raises(ValueError, match="no StaticPartition with these tasks, batch_size, seed, shuffle and tail"):
+            StaticPartition(**{"tasks": TASKS, "batch_size": 2, **other}).load_state_dict(saved)
+    with pytest.raises(ValueError, match="no StaticPartition"):
+        partition.load_state_dict({})
+    shared = StaticPartition(TASKS, 2, rank=0, size=2)
+    shared.load_state_dict(saved)
+    for use in (iter, len):
+        with pytest.raises(ValueError, match="1 ranks have begun epoch 0, and 2 cannot continue it.*DynamicPartition"):
+            use(shared)
+    shared.set_epoch(1)
+    assert len(list(shared)) == len(shared)

@@ -119,6 +119,63 @@ def _with_keras() -> Result:
     return state.epoch, flat(model), reached[-1] if reached else None, flat(alone)
 
 
+def _with_horovods_example_for_keras(size: int) -> tuple[int, np.ndarray]:
+    """A step before the state is made, and again in the reset callback, in which one more worker is lost."""
+    import keras
+    from elastic_job import tell
+
+    import horovodlike.keras as hvd
+    from horovodlike._bootstrap import driver_client
+
+    hvd.init()
+    number = driver_client.current().number
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse", jit_compile=False)
+    x, y = np.ones((4, 2)), np.ones((4, 3))
+
+    def fit_one_step():
+        model.fit(x, y, steps_per_epoch=1, epochs=1, verbose=0)
+
+    def lose_one():
+        if number == 2 and hvd.size() == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fit_one_step()
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    state.register_reset_callbacks([lose_one, fit_one_step])
+
+    class Watching(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if (number, state.epoch) == (VICTIM, KILLED_AT):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_epoch_end(self, epoch, logs=None):
+            tell(state.epoch)
+            self.model.stop_training = state.epoch >= STEPS and hvd.size() == size
+
+    @hvd.elastic.run
+    def train(state):
+        callbacks = [hvd.elastic.CommitStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state), Watching()]
+        model.fit(x, y, initial_epoch=state.epoch, epochs=10**9, verbose=0, callbacks=callbacks)
+
+    train(state)
+    return state.epoch, np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "size"), [("tensorflow", 3), ("torch", 2)])
+def test_keras_fits_a_step_in_a_reset_callback(backend, size):
+    before = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    lost = range(1, size)  # one in training, and of three one more in the callback
+    with ElasticJob(size, _with_horovods_example_for_keras, size, modules=["horovodlike.keras"], before=before) as job:
+        job.wait_to_hear(0, KILLED_AT + 1)
+        job.add(len(lost))
+        (steps, weights), *others = job.values(*lost)
+        assert len(others) == len(lost) and steps >= STEPS
+        assert all(each == steps and np.array_equal(weights, other) for each, other in others)
+
+
 def _check(train, tolerance: float, **imports: Any) -> None:
     with ElasticJob(3, train, **imports) as job:
         job.wait_to_hear(0, KILLED_AT + 1)  # after which the victim is gone

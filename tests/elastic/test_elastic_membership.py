@@ -68,6 +68,52 @@ def test_after_a_graceful_exit_survivors_synchronise_if_a_new_worker_needs_it():
         assert first["executed"] == list(range(first["step"]))
 
 
+def _train_with_a_callback_that_communicates(size: int) -> list[float]:
+    """As Horovod's example for Keras: a step before the state is made, and again when the job has restarted."""
+    import os
+    import signal
+
+    import numpy as np
+    from elastic_job import tell
+    from support.collectives import allreduce
+
+    from horovodlike import basics, elastic
+    from horovodlike._bootstrap import driver_client
+
+    sums = []
+
+    def step():
+        sums.append(float(allreduce("step", np.ones(1))[0]))
+
+    basics.init()
+    step()
+    state = elastic.ObjectState(step=0)
+    state.register_reset_callbacks([step])
+
+    @elastic.run
+    def loop(state):
+        while state.step < 6 or basics.size() < size:
+            if state.step == 3 and driver_client.current().number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step()
+            state.step += 1
+            state.commit()
+            tell(state.step)
+
+    loop(state)
+    return sums
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_reset_callback_communicates_with_the_script_of_a_new_worker(size):
+    with ElasticJob(size, _train_with_a_callback_that_communicates, size) as job:
+        job.wait_to_hear(0, 4)  # after which the victim is gone
+        job.add()
+        *_, survivor, new = job.values(1)
+        assert job.sizes == [size, size - 1, size]
+        assert new == survivor[-len(new) :] and set(new) == {size}
+
+
 def test_a_worker_is_killed_while_another_joins():
     with ElasticJob(3, train, [(1, 6, "commit")], 10, 3, 2, generations=0) as job:
         job.wait_for(lambda: all(worker.is_ready for worker in job.workers), "not all are ready")

@@ -131,6 +131,105 @@ def test_a_job_all_of_whose_processes_died_resumes_from_disk(tmp_path, every, re
         assert job.values() == [[(resumed, resumed), 12, total, sums]] * 3
 
 
+def commit_while_the_disk_is_full(path: str) -> tuple[list[int], str]:
+    """A folder in the place of the file that is written first has the same effect, on rank 0 alone."""
+    import contextlib
+    import io
+    import os
+
+    import numpy as np
+    from support.collectives import allreduce
+
+    import horovodlike
+    from horovodlike import basics, elastic
+
+    counts, before = [], horovodlike.metrics()["failed_writes"]
+    state = elastic.ObjectState(step=0)
+    state.persist(path)
+
+    @elastic.run
+    def train(state):
+        while state.step < 5:
+            if basics.rank() == 0 and state.step == 1:
+                os.mkdir(f"{path}.new")
+            if basics.rank() == 0 and state.step == 3:
+                os.rmdir(f"{path}.new")
+            allreduce("step", np.ones(1))
+            state.step += 1
+            state.commit()
+            counts.append(horovodlike.metrics()["failed_writes"] - before)
+
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        train(state)
+    return counts, printed.getvalue()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_commit_that_cannot_be_written_is_counted_on_all_ranks_and_the_training_continues(ranks, tmp_path, size):
+    path = tmp_path / "state"
+    (counts, warnings), *others = ranks(size).run(commit_while_the_disk_is_full, str(path))
+    assert counts == [0, 1, 2, 2, 2] and others == [(counts, "")] * (size - 1)
+    for commit, line in zip((2, 3), warnings.splitlines(), strict=True):
+        assert line.startswith(f"horovodlike warning: commit {commit} is in memory only: ") and str(path) in line
+    assert StateFile(str(path)).commits() == 5
+
+
+def leave_while_the_disk_is_full(path: str) -> None:
+    import os
+    import signal
+
+    from horovodlike import basics, elastic
+
+    state = elastic.ObjectState(step=0)
+    state.persist(path, every=1000)
+
+    @elastic.run
+    def train(state):
+        if basics.rank() == 0:
+            os.mkdir(f"{path}.new")
+        os.kill(os.getpid(), signal.SIGTERM)
+        state.commit()
+
+    try:
+        train(state)
+    except SystemExit as error:
+        raise RuntimeError(f"status {error.code}") from error
+
+
+def test_ranks_leave_together_although_the_last_commit_cannot_be_written(fresh_ranks, tmp_path):
+    pool = fresh_ranks(2)
+    pool.start(leave_while_the_disk_is_full, [(str(tmp_path / "state"),)] * 2)
+    assert all("status 143" in outcome.error for outcome in pool.collect())
+
+
+def resume_as_another_script(path: str) -> str:
+    from horovodlike import elastic
+    from horovodlike.errors import HorovodInternalError, StateFileError
+
+    class Weights(elastic.ObjectState):
+        def _saved_from_bytes(self, saved: bytes) -> None:
+            raise ValueError("it has no weights")
+
+    state = Weights(step=0)
+    state.persist(path)
+    try:
+        elastic.run(lambda state: None)(state)
+    except (StateFileError, HorovodInternalError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it resumed"
+
+
+def test_a_file_of_another_script_is_refused_by_its_name(fresh_ranks, tmp_path):
+    path = str(tmp_path / "state")
+    StateFile(path).write(3, b"")
+    errors = fresh_ranks(2).run(resume_as_another_script, path)
+    for name, error in zip(("StateFileError", "ShutDownError"), errors, strict=True):
+        assert (
+            error.startswith(name)
+            and f"the state in {path} does not fit this script: it has no weights. Resume with" in error
+        )
+
+
 def train_and_look_at_the_file(path: str) -> list[tuple[int, int]]:
     import os
     import signal

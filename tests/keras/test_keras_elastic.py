@@ -105,6 +105,8 @@ def test_a_state_is_saved_restored_and_synchronized(keras_ranks):
 
 def _persists(path):
     import horovodlike.keras as hvd
+    from horovodlike.errors import StateFileError
+    from horovodlike.keras._backend import keras
 
     state, resumed = (hvd.elastic.KerasState(_model(seed, run_eagerly=True), epoch=0) for seed in (1, 2))
     for each in (state, resumed):
@@ -115,6 +117,13 @@ def _persists(path):
     resumed._resume()
     assert resumed.epoch == resumed._commits == 1
     assert _equal(_values(resumed), _values(state))
+    for units in ([3, 2], [1]):
+        other = keras.Sequential([keras.Input((4,)), *map(keras.layers.Dense, units)])
+        other.compile(optimizer=keras.optimizers.Adam(), loss="mse")
+        another = hvd.elastic.KerasState(other, epoch=0)
+        another.persist(path)
+        with pytest.raises(StateFileError, match=f"the state in {path} does not fit this script"):
+            another._resume()
 
 
 @KERAS

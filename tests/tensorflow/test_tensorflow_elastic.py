@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 from support.generations import Generation
 
 import horovodlike.tensorflow as hvd
-from horovodlike.errors import JobBrokenError, ShutDownError
+from horovodlike.errors import JobBrokenError, ShutDownError, StateFileError
 from horovodlike.tensorflow._ops.calls import translated
 
 
@@ -53,8 +54,8 @@ def test_a_state_is_saved_restored_and_synchronized(ranks):
 
 
 def _persists(path):
-    def make():
-        state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], epoch=0)
+    def make(*values):
+        state = hvd.elastic.TensorFlowState([tf.Variable(value) for value in values or ([1.0, 2.0],)], epoch=0)
         state.persist(path)
         return state
 
@@ -66,6 +67,9 @@ def _persists(path):
     resumed._resume()
     resumed.sync()
     assert resumed.variables[0].numpy().tolist() == [3.0, 4.0] and resumed.epoch == resumed._commits == 1
+    for others in ([[1.0]], [[1.0, 2.0], 3.0]):
+        with pytest.raises(StateFileError, match="does not fit this script") if hvd.rank() == 0 else nullcontext():
+            make(*others)._resume()
 
 
 def test_a_state_resumes_from_disk(ranks, tmp_path):

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import horovodlike.torch as hvd
+from horovodlike import basics
+from horovodlike.errors import MismatchError, StateFileError
 from horovodlike.torch.elastic import ElasticSampler, TorchState, get_handler_registry, set_handler_registry
 from horovodlike.torch.elastic.state import StateHandler
 
@@ -138,6 +140,101 @@ def test_all_ranks_take_the_state_of_who_has_committed_most(ranks, root):
     ranks(2).run(_synchronizes, root)
 
 
+class Late(torch.nn.Module):
+    """Has buffers that the first forward pass makes, drops or gives another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 1)
+        self.inner.register_buffer("cache", None, persistent=False)
+        self.register_buffer("start", torch.ones(2))
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inner.cache is None:
+            self.inner.cache, self.start, self.mask = torch.zeros(3), None, torch.tensor([True, False, True])
+            self.register_buffer("late", torch.zeros(1))
+        self.inner.cache += 1
+        self.late += 1
+        return self.inner(x)
+
+
+def _buffers(model: torch.nn.Module) -> dict[str, object]:
+    found = {name: (str(buffer.dtype), buffer.tolist()) for name, buffer in model.named_buffers()}
+    return {**found, "persistent": sorted(model.state_dict())}
+
+
+def _late_buffers(root: int) -> None:
+    at_first = _buffers(Late())
+    # The rank with the most commits has made two forward passes, the others none; and the other way round.
+    for passes_on_root, passes_elsewhere in ((2, 0), (0, 2), (2, 1)):
+        model = Late()
+        state = TorchState(model, step=0)
+        for _ in range(passes_on_root if hvd.rank() == root else passes_elsewhere):
+            model(torch.ones(1, 1))
+        state._commits = int(hvd.rank() == root)
+        state.sync()
+        everywhere = hvd.allgather_object((_buffers(model), torch.cat([p.flatten() for p in model.parameters()])))
+        assert all(buffers == everywhere[root][0] for buffers, _ in everywhere)
+        assert all(torch.equal(parameters, everywhere[root][1]) for _, parameters in everywhere)
+        assert (everywhere[0][0] == at_first) == (passes_on_root == 0)
+        model(torch.ones(1, 1))
+        assert model.inner.cache.tolist() == [passes_on_root + 1.0] * 3 and model.late.item() == passes_on_root + 1
+        state.restore()  # also to the time before the first forward pass
+        assert _buffers(model) == everywhere[root][0]
+        model(torch.ones(1, 1))
+        state.commit()
+        assert model.mask.dtype == torch.bool and model.start is None
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_buffers_that_the_first_forward_pass_makes_are_those_of_the_root(ranks, size):
+    for root in (0, size - 1):
+        ranks(size).run(_late_buffers, root)
+
+
+def _persists_late_buffers(path: str) -> None:
+    first, resumed = Late(), Late()
+    states = [TorchState(model, step=0) for model in (first, resumed)]
+    for state in states:
+        state.persist(path)
+    first(torch.ones(1, 1))
+    states[0].commit()
+    states[1]._resume()
+    assert _buffers(resumed) == _buffers(first)
+    other = TorchState(torch.nn.Linear(5, 1), step=0)
+    other.persist(path)
+    with pytest.raises(StateFileError, match=f"the state in {path} does not fit .* other parameters .*weight"):
+        other._resume()
+
+
+def test_a_model_with_such_buffers_resumes_from_disk_and_another_one_does_not(ranks, tmp_path):
+    ranks(1).run(_persists_late_buffers, str(tmp_path / "state"))
+
+
+def _other_parameters() -> None:
+    state = TorchState(torch.nn.Linear(2, 2, bias=hvd.rank() == 0))
+    with pytest.raises(MismatchError, match=r"ranks \[1\] do not have bias: all need the same parameters"):
+        state.sync()
+    buffers = Late()
+    if hvd.rank() == 0:
+        buffers(torch.ones(1, 1))
+    else:
+        del buffers.inner.cache
+        buffers.inner.cache = None  # no buffer: it cannot become one
+    state = TorchState(buffers)
+    with pytest.raises(KeyError, match="cache") if hvd.rank() else pytest.raises(hvd.HorovodInternalError):
+        try:
+            state.sync()
+        except BaseException as error:
+            basics.shutdown(error)  # as `run` does
+            raise
+
+
+def test_a_model_that_differs_is_an_error_that_names_the_tensor(fresh_ranks):
+    fresh_ranks(2).run(_other_parameters)
+
+
 def _error_feedback(make_reducer) -> None:
     """A new rank takes over what is the same on all ranks, and has nothing of its own to send later."""
     options = {"compression": make_reducer()}
@@ -240,7 +337,7 @@ def _refused() -> None:
         TorchState(torch.nn.LazyLinear(1))
     state = TorchState(torch.nn.Sequential(torch.nn.Linear(1, 1)))
     state.model.append(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"other parameters and buffers .*1\.bias, 1\.weight; .*assign"):
+    with pytest.raises(ValueError, match=r"other parameters than .*1\.weight, 1\.bias; .*assign"):
         state.restore()
     state.model = state.model
     state.restore()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike.errors import MismatchError
 
 
 def _same_everywhere(tensor: torch.Tensor) -> bool:
@@ -50,6 +51,24 @@ def _parameters() -> None:
             odd = {"first": torch.ones(2), "second": torch.ones(3 if hvd.rank() == 0 else 4), "third": torch.ones(1)}
             hvd.broadcast_parameters(odd, 0)
     hvd.broadcast_parameters({"first": torch.ones(2), "third": torch.ones(1)}, 0)
+
+
+def _unlike_parameters() -> None:
+    """All ranks raise the same error, and can go on."""
+    last = hvd.size() - 1
+    lazy = {"weight": torch.ones(2), "cache": torch.ones(3) if hvd.rank() == 0 else None}
+    with pytest.raises(MismatchError, match=rf"ranks \[1.*\b{last}\] do not have cache: all need the same parameters"):
+        hvd.broadcast_parameters(lazy, 0)
+    with pytest.raises(MismatchError, match="a tensor without a name"):
+        hvd.broadcast_parameters([torch.ones(1)] * (1 + (hvd.rank() == last)), 0)
+    weight = torch.full((2,), float(hvd.rank()))
+    hvd.broadcast_parameters({"weight": weight}, last)
+    assert weight.tolist() == [last, last]
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_parameters_that_some_ranks_lack_are_an_error_that_names_them(ranks, size):
+    ranks(size).run(_unlike_parameters)
 
 
 OPTIMIZERS = {

@@ -108,6 +108,10 @@ def _copy_of(tensor: torch.Tensor, before: Any) -> torch.Tensor:
     return before.copy_(tensor.detach()) if fits else tensor.detach().clone()
 
 
+def _form_of(buffer: torch.Tensor | None) -> tuple[torch.Size, torch.dtype, str] | None:
+    return None if buffer is None else (buffer.shape, buffer.dtype, buffer.device.type)
+
+
 class ModelStateHandler(StateHandler):
     """Saves the parameters and buffers of a module, also buffers that its `state_dict` leaves out.
 
@@ -123,6 +127,16 @@ class ModelStateHandler(StateHandler):
         if lazy:
             raise ValueError(f"{lazy[0]} of the model has no shape yet: run the model once before it becomes a state")
         return tensors
+
+    def _buffers(self) -> dict[str, torch.Tensor | None]:
+        """Return the buffers by name; some are None until the first forward pass."""
+        unset = {
+            f"{path}.{name}".removeprefix("."): None
+            for path, module in self.value.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is None
+        }
+        return {**unset, **dict(self.value.named_buffers())}
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Return parameters and buffers."""
@@ -145,43 +159,53 @@ class ModelStateHandler(StateHandler):
         Raises:
             ValueError: The module is lazy and has not seen its input yet.
         """
-        self.saved = _snapshot({"tensors": self._tensors(), "extra": self._extra_state()}, self.saved)
+        self.saved = _snapshot({"tensors": self._buffers() | self._tensors(), "extra": self._extra_state()}, self.saved)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Copy the tensors back.
 
         Raises:
-            ValueError: The module has other tensors than those that were saved.
+            ValueError: The module has other parameters than those that were saved, or cannot have the saved buffers.
         """
-        tensors, saved = self._tensors(), self.saved["tensors"]
-        if tensors.keys() != saved.keys():
+        parameters, saved = dict(self.value.named_parameters()), self.saved["tensors"]
+        changed = [name for name in parameters if name not in saved or parameters[name].shape != saved[name].shape]
+        if changed:
             raise ValueError(
-                "the model has other parameters and buffers than when it was saved: "
-                f"{', '.join(sorted(tensors.keys() ^ saved.keys()))}; when a model has been changed, assign it to the "
-                "state again"
+                f"the model has other parameters than when it was saved: {', '.join(changed)}; when a model has "
+                "been changed, assign it to the state again"
             )
-        for name, tensor in tensors.items():
-            if tensor.shape == saved[name].shape:
-                tensor.copy_(saved[name])
-            else:
-                tensor.data = saved[name].clone()  # for example a buffer that grows
+        self._reform_buffers({name: _form_of(saved[name]) for name in saved if name not in parameters})
+        for name, tensor in self._tensors().items():
+            tensor.copy_(saved[name])
         self._set_extra_state(_snapshot(self.saved["extra"]))
 
     def sync(self, root_rank: int) -> None:
         """Broadcast the tensors in place, and the extra state as an object."""
-        self._resize_buffers(root_rank)
+        forms = {name: _form_of(buffer) for name, buffer in self._buffers().items()}
+        self._reform_buffers(broadcast_object(forms, root_rank, "elastic.buffers"))
         broadcast_parameters(self._tensors(), root_rank)
         if self._with_extra_state():
             self._set_extra_state(broadcast_object(self._extra_state(), root_rank, "elastic.extra_state"))
 
-    def _resize_buffers(self, root_rank: int) -> None:
-        """Give buffers the shapes that they have on the root: one may have grown in training."""
-        buffers = dict(self.value.named_buffers())
-        shapes = broadcast_object({name: buffer.shape for name, buffer in buffers.items()}, root_rank, "elastic.shapes")
-        for name, buffer in buffers.items():
-            if shapes.get(name, buffer.shape) != buffer.shape:
-                buffer.data = buffer.new_empty(shapes[name])
+    def _reform_buffers(self, forms: dict[str, Any]) -> None:
+        """Give the buffers these names, shapes and dtypes: in training some are made, others grow."""
+        here = self._buffers()
+        for name in sorted(here.keys() | forms.keys()):
+            buffer, form = here.get(name), forms.get(name)
+            if buffer is not None and form is not None:
+                if form[:2] != (buffer.shape, buffer.dtype):
+                    buffer.data = buffer.new_empty(form[0], dtype=form[1])
+            elif buffer is not form:  # one of them is None
+                path, _, leaf = name.rpartition(".")
+                module = self.value.get_submodule(path)
+                made = form and torch.empty(form[0], dtype=form[1], device=form[2])
+                if name not in forms:
+                    delattr(module, leaf)
+                elif name in here:
+                    setattr(module, leaf, made)
+                else:
+                    module.register_buffer(leaf, made)
 
 
 class OptimizerStateHandler(StateHandler):

@@ -98,9 +98,15 @@ class RecordReader(AsyncDataLoaderMixin, BaseDataLoader):
 
     def _iterate(self) -> Iterable[RecordBatch]:
         with closing(_Sources(self._records)) as sources:
-            for batch in self._partition:
+            partition = self._partition
+            for batch in partition._batches() if isinstance(partition, StaticPartition) else partition:
                 records = [record for task in batch.ranges for record in self._decoded(task, sources.read(task))]
                 yield RecordBatch(batch.ranges, batch.total, tuple(records))
+
+    def _process_batch(self, batch: RecordBatch) -> RecordBatch:
+        if isinstance(self._partition, StaticPartition):
+            self._partition._count(batch)  # now, and not when it is read ahead
+        return batch
 
     def _decoded(self, task: Task, records: list[Any]) -> Iterator[Any]:
         if self._decode is None:

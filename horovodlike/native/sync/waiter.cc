@@ -127,8 +127,16 @@ Status Waiter::report_stall(uint64_t waited, bool* warned, const std::function<S
 
 void Waiter::check_stall(uint64_t patience, const std::function<Stall()>& describe) {
   const uint64_t now = now_ns();
-  const Status status = report_stall(now - std::min(now, vain_.since + patience), &vain_.warned, describe);
+  const uint64_t since = std::max(vain_.since, memory_->moved_at()) + patience;
+  const Status status = report_stall(now - std::min(now, since), &vain_.warned, describe);
   if (!status.ok()) memory_->break_job(status.message());
+}
+
+// Ranks that wait for this one cannot see its bytes move. Short transfers are not worth a word.
+void Waiter::note_moved() {
+  const uint64_t now = now_ns();
+  if (first_moved_ == 0) first_moved_ = now;
+  if (now - first_moved_ >= kMovedInterval) memory_->header().moved_here.store(now);
 }
 
 void Waiter::check_leaving() {

@@ -47,7 +47,7 @@ Status TreeLeader::take_frame(size_t from) {
   }
   if (type == Frame::kMoved) {
     memory_->header().moved_elsewhere.store(now_ns());
-    tell_moved(from);
+    send_frame(0, from);
     return status;
   }
   if (type == Frame::kMessage && !from_parent) {
@@ -71,9 +71,17 @@ Status TreeLeader::receive_all(bool* progressed) {
   const uint64_t moved = memory_->header().moved_here.load();
   if (moved >= told_moved_ + kMovedInterval && !is_finished_) {
     told_moved_ = moved;
-    tell_moved(connections_.size());
+    begin_frame(Frame::kMoved);
+    send_frame(0);
   }
-  if (is_asked_ && !is_finished_ && stacks_.is_over(now_ns())) send_stacks_up();
+  if (is_asked_ && !is_finished_ && stacks_.is_over(now_ns())) {
+    is_asked_ = false;
+    for (const StackDumpRequests::Question& each : stacks_.questions()) {
+      begin_frame(Frame::kStacks);
+      frame_.append(reinterpret_cast<const char*>(&each.rank), sizeof each.rank);
+      connections_.front()->send(frame_ + stacks_.answer_of(each));
+    }
+  }
   Status status = pump_connections(progressed);
   for (size_t index = 0; index < connections_.size(); ++index) {
     Status received;
@@ -121,7 +129,7 @@ void TreeLeader::publish(Record record, const std::vector<int>& concerned_ranks)
   if (first_child_ < connections_.size()) {
     begin_frame(Frame::kRecord);
     encode(record, &frame_);
-    send_to_children();
+    send_frame(first_child_);
   }
   log_has_ended_ |= record.type == Record::Type::kShutdown;
   rings_.publish(std::move(record), concerned);
@@ -133,30 +141,16 @@ void TreeLeader::send_up(const Message& message) {
   connections_.front()->send(frame_);
 }
 
-void TreeLeader::send_to_children() {
-  for (size_t index = first_child_; index < connections_.size(); ++index) connections_[index]->send(frame_);
-}
-
-void TreeLeader::tell_moved(size_t except) {
-  begin_frame(Frame::kMoved);
-  for (size_t index = 0; index < connections_.size(); ++index) {
+void TreeLeader::send_frame(size_t first, size_t except) {
+  for (size_t index = first; index < connections_.size(); ++index) {
     if (index != except) connections_[index]->send(frame_);
-  }
-}
-
-void TreeLeader::send_stacks_up() {
-  is_asked_ = false;
-  for (const StackDumpRequests::Question& each : stacks_.questions()) {
-    begin_frame(Frame::kStacks);
-    frame_.append(reinterpret_cast<const char*>(&each.rank), sizeof each.rank);
-    connections_.front()->send(frame_ + stacks_.answer_of(each));
   }
 }
 
 void TreeLeader::show_inquiry() {
   rings_.show_inquiry();
   begin_frame(Frame::kInquiry);
-  send_to_children();
+  send_frame(first_child_);
 }
 
 // True if there is a next record, and all ranks that receive it from this one can read it.

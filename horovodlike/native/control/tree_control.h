@@ -60,11 +60,9 @@ class TreeLeader : public ControlPlane {
   Status accept_local(int local_rank, const Message& message, uint64_t sent);
   Status take_frame(size_t from);
   Status pump_connections(bool* progressed);
-  void send_stacks_up();
   Status receive_all(bool* progressed);
-  void send_to_children();
-  // Tells all neighbours but one that a long transfer between hosts is under way.
-  void tell_moved(size_t except);
+  // Sends the frame to the neighbours from the first one on, but one.
+  void send_frame(size_t first, size_t except = SIZE_MAX);
   void begin_frame(Frame type) { frame_.assign(1, static_cast<char>(type)); }
   bool next_is_public() const;
 

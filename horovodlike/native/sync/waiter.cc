@@ -83,13 +83,6 @@ bool Waiter::check_peers() {
   return true;
 }
 
-bool Waiter::any_lags(const std::function<bool(int)>& lags) const {
-  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
-    if (peer != options_.local_rank && lags(peer)) return true;
-  }
-  return false;
-}
-
 std::string Waiter::describe_peers(const std::function<bool(int)>& is_meant) const {
   std::string text;
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
@@ -154,7 +147,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
   if (vain_.since == 0) vain_.since = start;
   Status status = sleep_in_vain(condition, lags, sockets);
   if (status.ok()) vain_ = {};
-  add_waited(now_ns() - start);
+  waited_.fetch_add(now_ns() - start, std::memory_order_relaxed);
   return status;
 }
 
@@ -191,7 +184,7 @@ Status Waiter::poll_until(const std::function<bool()>& condition, const std::fun
     }
   }
   if (status.code() != HVL_IN_PROGRESS) vain_ = {};
-  add_waited(now_ns() - start);
+  waited_.fetch_add(now_ns() - start, std::memory_order_relaxed);
   return status;
 }
 
@@ -208,7 +201,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     check_leaving();
     // A rank that waits for a rank of its own host knows which one, and must report first: other hosts wait for this
     // rank.
-    const uint64_t patience = sockets != nullptr && !any_lags(lags) ? kSecond : 0;
+    const uint64_t patience = sockets != nullptr && describe_peers(lags).empty() ? kSecond : 0;
     check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;

@@ -76,7 +76,7 @@ class Waiter {
   Status wait(Condition&& condition, const std::function<bool(int)>& lags, const Sockets* sockets = nullptr) {
     uint64_t spent = 0;
     const bool found = spinner_.spin(condition, &spent);
-    if (spent > 0) add_waited(spent);
+    if (spent > 0) waited_.fetch_add(spent, std::memory_order_relaxed);
     if (found) vain_ = {};
     const Status status = found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
     if (sockets != nullptr && status.ok()) note_moved();
@@ -132,14 +132,12 @@ class Waiter {
     spinner_.adapt();
   }
   void note_moved();
-  void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                      const Sockets* sockets);
   Status sleep_in_vain(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                        const Sockets* sockets);
   Status poll_until(const std::function<bool()>& condition, const std::function<void()>& check);
   void check_leaving();
-  bool any_lags(const std::function<bool(int)>& lags) const;
   // The other ranks of this host that the predicate is true of, as text; empty: none.
   std::string describe_peers(const std::function<bool(int)>& is_meant) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;

@@ -298,7 +298,7 @@ def shutdown(error: BaseException | None = None) -> None:
 
     Args:
         error: The exception because of which this rank ends the job: the error of the others has its class and the
-            first 1000 characters of its text.
+            first 1000 characters of its text. None: the one that is being handled, or that has ended the script.
     """
     if error is None and is_initialized() and (worker := _worker()) is not None:
         worker.tell("shutdown")  # so that it may exit with code 0
@@ -313,7 +313,7 @@ def _shut_down(error: BaseException | None = None) -> None:
         reporter = sys.modules.get("horovodlike._engine.reporter")
         if reporter is not None:
             reporter.stop()
-        ops.check(lib.hvl_shutdown(_described(error)))
+        ops.check(lib.hvl_shutdown(_described(error or sys.exc_info()[1] or getattr(sys, "last_value", None))))
         stack_dump.stop()
         _place = _object_key = None
         for notify in _at_shutdown:

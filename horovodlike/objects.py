@@ -29,18 +29,18 @@ basics.on_shutdown(_seals.clear)
 
 
 @lru_cache(maxsize=256)
-def _barrier_request(set_id: int) -> Request:
-    return Request(Kind.BARRIER, "barrier.noname", [], process_set=set_id)
+def _barrier_request(set_id: int, name: str | None) -> Request:
+    return Request(Kind.BARRIER, f"barrier.{name or 'noname'}", [], process_set=set_id)
 
 
-def barrier(process_set: int = 0) -> None:
-    """Block until all ranks of the process set with this id have called this function.
+def barrier(process_set: int = 0, name: str | None = None) -> None:
+    """Block until all ranks of the process set with this id have called this function with this name.
 
     Raises:
         HorovodInternalError: The job is broken or shut down.
         ValueError: Not initialised.
     """
-    ops.carry_out(_barrier_request(process_set))
+    ops.carry_out(_barrier_request(process_set, name))
 
 
 def join(process_set: int = 0) -> int:

@@ -150,8 +150,8 @@ def _exchange(
     return list(zip(results[::2], results[1::2], strict=True))
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    _operators.barrier(registered_id(process_set))
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    _operators.barrier(registered_id(process_set), name)
 
 
 TRACED: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (

@@ -464,9 +464,9 @@ def grouped_reducescatter_async(
     return start_reducescatter(call, group(tensors, call.name), single=False)
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of the process set have called this."""
-    objects.barrier(registered_id(process_set))
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until all ranks of the process set have called this. Barriers of several threads need names."""
+    objects.barrier(registered_id(process_set), name)
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:

@@ -466,9 +466,9 @@ def grouped_alltoall_async(
     return start_alltoall(call, given, splits, single=False)
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the process set have called it."""
-    objects.barrier(registered_id(process_set))
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Return when all ranks of the process set have called it. Barriers of several threads need names."""
+    objects.barrier(registered_id(process_set), name)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:

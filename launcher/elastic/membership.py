@@ -394,9 +394,10 @@ class Membership(Roster):
         if failed >= _FRUITLESS:
             self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
             return
-        if self._is_barren(before, now):
-            number, status, _ = next(each for each in before.failures if each[1] >= 0)
-            reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
+        if self._is_barren(before, members, now):
+            number, status, _ = next((each for each in before.failures if each[1] >= 0), (None, FAILED, b""))
+            what = f"the job has broken ({before.broken})" if number is None else "a worker has failed"
+            reason = f"in {_FRUITLESS} generations in a row {what} before anything was committed"
             self._conclude(failure_attribution.exit_code(status), reason, number)
             return
         self._resets += self._next_counts
@@ -415,11 +416,13 @@ class Membership(Roster):
         self._blocked_since = None
         yield Form(before.number + 1, members, reason)
 
-    def _is_barren(self, generation: Generation, now: float) -> bool:
-        """Return True if too many generations in a row made no commit and had a member that exited with an error."""
+    def _is_barren(self, generation: Generation, next_members: tuple[int, ...], now: float) -> bool:
+        """Return True if too many generations in a row made no commit, and each broke without the loss of a host."""
         if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
-        elif any(status >= 0 for _, status, _ in generation.failures):
+        elif any(status >= 0 for _, status, _ in generation.failures) or (
+            generation.broken and generation.members == next_members
+        ):
             self._barren += 1
         return self._barren >= _FRUITLESS
 

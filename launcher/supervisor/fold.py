@@ -1,8 +1,9 @@
 """Shows lines and tracebacks that several ranks write within a short time once, with their ranks.
 
 A :class:`Fold` is pure: bytes and the time go in, blocks and a deadline come out. A block waits for other ranks for at
-most :data:`WINDOW_S`. It is not shown before what its ranks have written earlier, so that the lines of each rank stay
-in their order. Progress bars, that is text with carriage returns, wait for nothing but the lines before them.
+most :data:`WINDOW_S`; an error because of a lost peer, of which one line is shown, waits longer for its cause. A block
+is not shown before what its ranks have written earlier, so that the lines of each rank stay in their order. Progress
+bars, that is text with carriage returns, wait for nothing but the lines before them.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from horovodlike.launcher.agent.protocol import FrameKind
-from horovodlike.launcher.supervisor.failure_attribution import TRACEBACK, names_lost_peer
+from horovodlike.launcher.supervisor.failure_attribution import SETTLE_S, TRACEBACK, names_lost_peer
 from horovodlike.launcher.supervisor.printer import LONGEST_PARTIAL
 
 WINDOW_S = 0.5
@@ -34,8 +35,9 @@ class Block:
         deadline: When it must be shown.
         ranks: The ranks that have written it.
         traceback: Whether it is a whole traceback.
+        extra: How many seconds it waits longer than other blocks.
         for_all: Whether other ranks may join.
-        missing: How many of the ranks that still write may join.
+        missing: How many of the ranks that still write may join, or write the cause.
         number: Greater than that of each block that was made before.
         order: Greater than that of each block that must be shown before.
         before: Blocks that must be shown before.
@@ -47,6 +49,7 @@ class Block:
     deadline: float
     ranks: set[int]
     traceback: bool = False
+    extra: float = 0
     for_all: bool = True
     missing: float = 0
     number: int = 0
@@ -91,16 +94,13 @@ class Fold:
     Times are those of one clock that never goes back, in seconds. What a method returns must be shown in that order.
     """
 
-    def __init__(self, num_ranks: int | None = None, window: float = WINDOW_S, *, shorten: bool = False) -> None:
+    def __init__(self, num_ranks: int | None = None, window: float = WINDOW_S) -> None:
         """Start with nothing that waits.
 
         Args:
             num_ranks: How many ranks write; what all of them have written is shown at once. None if it may change.
             window: How long a line waits at most, in seconds.
-            shorten: As for :attr:`shorten`.
         """
-        self.shorten = shorten
-        """Whether only the last line is shown of a traceback because of a lost peer."""
         self._running = math.inf if num_ranks is None else num_ranks
         self._finished: set[int] = set()
         self.window = window
@@ -150,7 +150,7 @@ class Fold:
             self._finished.add(rank)
             self._running -= 1
             for block in self._blocks:
-                if block.for_all and rank not in block.ranks:
+                if block.for_all and (rank not in block.ranks or block.extra):
                     block.missing -= 1
                     self._is_ready = self._is_ready or _can_be_shown(block)
         return self.due(now)
@@ -181,9 +181,11 @@ class Fold:
             traceback.text += line
             if not line.startswith(b" "):  # the exception
                 del self._tracebacks[rank]
-                is_whole = not (self.shorten and names_lost_peer(line))
+                is_whole = not names_lost_peer(line)
                 text = traceback.text if is_whole else line.rstrip(b"\r\n") + LEFT_OUT + b"\n"
-                self._place(rank, Block(stream, text, traceback.deadline, {rank}, traceback=is_whole))
+                extra = 0 if is_whole else SETTLE_S  # the cause may still be written
+                deadline = traceback.deadline + extra
+                self._place(rank, Block(stream, text, deadline, {rank}, traceback=is_whole, extra=extra))
         elif line.rstrip() == TRACEBACK:
             self._tracebacks[rank] = _Traceback(stream, line, now + self.window)
         else:
@@ -212,11 +214,13 @@ class Fold:
             self._append(block)
         if alike is not None:
             alike.reached[rank] = block.number
-            block.missing -= rank not in self._finished
+            block.missing -= rank not in self._finished and not block.extra
         self._due = min(self._due, block.deadline)
         if last is not None:
             block.before.add(last)
         self._last[rank] = block
+        if block.traceback:  # the errors that it has led to come below
+            any(each.extra > 0 and self._can_follow(each, block) for each in self._blocks)
         self._is_ready = self._is_ready or _can_be_shown(block)
 
     def _append(self, block: Block) -> None:

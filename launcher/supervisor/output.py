@@ -259,16 +259,11 @@ class RankOutput:
             UsageError: The rank's files cannot be created; the rank can continue without them.
         """
         if self._files is not None:
-            try:
-                self._files.add(rank)
-            except UsageError:
-                self._show_whole_tracebacks()
-                raise
+            self._files.add(rank)
 
     def add(self, rank: int, stream: FrameKind, data: bytes) -> None:
         """Take bytes that a rank has written."""
         if self._files is not None and (trouble := self._files.write(rank, stream, data)) is not None:
-            self._show_whole_tracebacks()
             self.say(f"hvdrun: {trouble}; the job goes on without that file")
         if stream is FrameKind.STDERR:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
@@ -337,16 +332,15 @@ class RankOutput:
         is_rank = server_of(rank, self._num_ranks) is None
         return self._fold is not None and is_rank and self._screens[stream].is_terminal
 
-    def _show_whole_tracebacks(self) -> None:
-        """Shorten none from now on, since a file that should hold them is missing."""
-        if self._fold is not None:
-            self._fold.shorten = False
-
     def _show(self, blocks: Sequence[Block]) -> None:
         now = time.monotonic()
 
         def key(block: Block) -> tuple[tuple[int, ...], FrameKind, str]:
-            return tuple(sorted(block.ranks)), block.stream, self._time(now - block.deadline + self._window)
+            return (
+                tuple(sorted(block.ranks)),
+                block.stream,
+                self._time(now - block.deadline + self._window + block.extra),
+            )
 
         for (ranks, stream, at), alike in groupby(blocks, key):
             self._put(ranks, stream, b"".join(block.text for block in alike), at)

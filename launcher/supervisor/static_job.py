@@ -102,8 +102,7 @@ class Launch:
         self._num_ranks = self._spec.num_proc if self._spec.servers else None
         fold = None
         if self._spec.fold:
-            size = self._spec.num_proc if self._spec.elastic is None else None
-            fold = Fold(size, shorten=self._files is not None)
+            fold = Fold(self._spec.num_proc if self._spec.elastic is None else None)
         given = screens, self._writer, self._files, self._spec.timestamps, self._num_ranks
         if self._monitor is None:
             self._output = RankOutput(*given, fold=fold, shown=self._spec.shown_ranks)

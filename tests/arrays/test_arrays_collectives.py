@@ -220,6 +220,9 @@ def _check_splits(dtype):
 def _others():
     rank, size = hvd.rank(), hvd.size()
     hvd.barrier()
+    with ThreadPoolExecutor(2) as threads:  # in another order on rank 0
+        names = ["one", "two"] if rank == 0 else ["two", "one"]
+        assert list(threads.map(lambda name: hvd.barrier(name=name), names)) == [None, None]
     assert hvd.broadcast_object({"rank": rank}, size - 1) == {"rank": size - 1}
     assert hvd.allgather_object(rank, name="who") == list(range(size))
     handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum)

@@ -38,11 +38,12 @@ ops.wait(request.enqueue_inplace(array.ctypes.data))
 LINE = next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if "Event" in line)
 
 
-def test_the_report_has_the_function_and_the_line_in_which_a_rank_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["here", "host-$HOROVODLIKE_RANK"])
+def test_the_report_has_the_function_and_the_line_in_which_a_rank_waits(tmp_path: Path, host: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     settings = {"HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "1", "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
-    command = [HVDRUN, "-np", "3", sys.executable, str(script)]
+    command = [HVDRUN, "-np", "3", "sh", "-c", f'HOROVODLIKE_HOSTID={host} exec "$0" "$1"', sys.executable, str(script)]
     done = subprocess.run(
         command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )

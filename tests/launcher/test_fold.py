@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.supervisor import fold as module
+from horovodlike.launcher.supervisor.failure_attribution import SETTLE_S
 from horovodlike.launcher.supervisor.fold import LEFT_OUT, Block, Fold
 from horovodlike.launcher.supervisor.output import last_lines
 
@@ -136,22 +137,25 @@ def test_a_late_part_of_a_traceback_does_not_make_it_later() -> None:
     assert seen(fold.due(WINDOW))[0] == ([0, 1], TRACEBACK)
 
 
-def test_tracebacks_because_of_a_lost_peer_become_a_line_if_asked_for() -> None:
-    fold = Fold(4, shorten=True)
-    fold.add(3, ERR, VALUE_ERROR, 0.0)
-    for rank in range(3):
+@pytest.mark.parametrize("size", [2, 3, None])
+def test_the_first_failure_comes_first_and_those_because_of_it_follow_in_a_line(size: int | None) -> None:
+    fold, others = Fold(size), range((size or 4) - 1)
+    for rank in others:
         fold.add(rank, ERR, LOST_PEER.replace(b"line 3", b"line %d" % rank), 0.0)
+    assert seen(fold.due(WINDOW)) == []
+    shown = fold.add(others.stop, ERR, VALUE_ERROR, WINDOW) + fold.due(2 * WINDOW) + fold.flush()
     line = b"horovodlike.errors.JobBrokenError: rank 3 has gone" + LEFT_OUT + b"\n"
-    shown = fold.flush()
-    assert seen(shown) == [([3], VALUE_ERROR), ([0, 1, 2], line)]
+    assert seen(shown) == [([others.stop], VALUE_ERROR), ([*others], line)]
     assert [block.traceback for block in shown] == [True, False]
 
 
-def test_tracebacks_because_of_a_lost_peer_are_shown_once() -> None:
-    fold = Fold(4)
-    for rank in range(3):
-        fold.add(rank, ERR, LOST_PEER, 0.0)
-    assert seen(fold.flush()) == [([0, 1, 2], LOST_PEER)]
+def test_a_line_because_of_a_lost_peer_does_not_wait_for_ever_or_for_ranks_that_have_ended() -> None:
+    fold = Fold(3)
+    fold.add(0, ERR, LOST_PEER, 0.0)
+    assert seen(fold.due(WINDOW + SETTLE_S))
+    fold.add(2, ERR, LOST_PEER, 5.0)
+    assert seen([*fold.finish(0, 5.0), *fold.finish(1, 5.0)]) == []
+    assert len(fold.finish(2, 5.0)) == 1
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -78,6 +78,31 @@ esac
     assert job.err.count(f"<stderr>: hvdrun: {OUT_OF_MEMORY}\n") == 1
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("at_the_end", ["pass", "hvd.shutdown()"])
+def test_the_errors_of_the_others_name_the_exception_of_the_rank_that_failed(
+    hvdrun: Callable[..., object], script: Callable[..., Path], size: int, at_the_end: str
+) -> None:
+    program = script(f"""
+        import numpy as np
+        import horovodlike as hvd
+        hvd.init()
+        try:
+            if rank == 1:
+                raise ValueError("the batch is empty")
+            hvd.allreduce(np.ones(4), op=hvd.Sum)
+        finally:
+            {at_the_end}
+    """)
+    job = hvdrun("-np", size, PYTHON, program)
+    assert job.code == 1
+    others = re.findall(r"^\[[02]\]<stderr>: horovodlike.errors.ShutDownError: (.*)$", job.err, re.M)
+    assert len(others) == size - 1
+    for text in others:
+        assert text.startswith("rank 1 has shut the job down: ValueError: the batch is empty")
+    assert re.search(r"^hvdrun: rank 1 \(pid \d+\) exited with code 1", job.err, re.M)
+
+
 def test_an_exception_shows_its_traceback(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
     job = hvdrun("-np", 1, PYTHON, script("1 / 0"))
     assert job.code == 1

@@ -127,6 +127,7 @@ def _in_place(x, w):
 
 def _place(x, w):
     hvd.barrier()
+    hvd.barrier(name="with a name")
     where = hvd.rank() + 10 * hvd.size() + hvd.local_rank() + hvd.local_size() + hvd.cross_rank() + hvd.cross_size()
     return [x * where if hvd.is_initialized() else x, w * hvd.global_process_set.size()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -296,6 +297,12 @@ def _barrier_and_arguments() -> None:
     assert hvd.global_process_set.included()
 
 
+def _barriers_of_several_threads() -> None:
+    names = ["one", "two"] if hvd.rank() == 0 else ["two", "one"]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda name: hvd.barrier(name=name), names)) == [None, None]
+
+
 def _in_place_on_parameters() -> None:
     parameter = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
     assert hvd.broadcast_(parameter, hvd.size() - 1) is parameter
@@ -330,6 +337,7 @@ CASES = (
     _different_order_on_each_rank,
     _place,
     _barrier_and_arguments,
+    _barriers_of_several_threads,
     _in_place_on_parameters,
 )
 

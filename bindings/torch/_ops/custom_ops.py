@@ -58,7 +58,7 @@ def define() -> None:
     schema = f"(Tensor[] tensors, {_SPLITS}, int members, {_OF_ALLTOALL}) -> Tensor[]"
     _define("alltoall", schema, _alltoall, _like_exchanged, _differentiate_alltoall, _save_exchanged)
     _define("next_number", "(int process_set) -> Tensor", _next_number, _like_number)
-    _define("barrier", "(int process_set) -> Tensor", _barrier, _nothing)
+    _define("barrier", "(int process_set, str? name) -> Tensor", _barrier, _nothing)
 
 
 def _define(
@@ -276,12 +276,12 @@ def _like_number(_: int) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device="cpu")
 
 
-def _barrier(process_set: int) -> torch.Tensor:
-    ops.carry_out(Request(Kind.BARRIER, "barrier.noname", [], process_set=process_set))
+def _barrier(process_set: int, name: str | None) -> torch.Tensor:
+    ops.carry_out(Request(Kind.BARRIER, f"barrier.{name or 'noname'}", [], process_set=process_set))
     return _nothing(process_set)
 
 
-def _nothing(_: int) -> torch.Tensor:
+def _nothing(*_: object) -> torch.Tensor:
     # Returns a tensor, because Inductor of torch 2.13 moves C++ kernels that use a buffer behind a call without result,
     # but frees the buffer before that call.
     return torch.empty(0, device="cpu")

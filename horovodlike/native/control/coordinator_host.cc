@@ -29,14 +29,19 @@ void CoordinatorHost::decide(const std::function<void(Decision&&)>& publish) {
   }
 }
 
-Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry) {
-  const uint64_t now = now_ns();
-  const std::vector<Pending> pending = coordinator_.pending(inspector_.latest_stall(now));
+Status CoordinatorHost::check_stalls(StackDumpRequests* questions, uint64_t moved_at,
+                                     const std::function<void()>& show_inquiry) {
+  const uint64_t now = std::max(now_ns(), moved_at);
+  std::vector<Pending> pending = coordinator_.pending(inspector_.latest_stall(now));
+  for (Pending& each : pending) each.since = std::max(each.since, moved_at);
   const bool is_over = inspector_.is_over(pending, now);
   if (is_over) show_inquiry();
   if (verdict_.warning.empty()) {
     verdict_ = inspector_.inspect(pending, now);
-    if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
+    if (!verdict_.missing.empty()) {
+      questions->ask(verdict_.missing, now);
+      show_inquiry();
+    }
   }
   if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
   // Since the stack-dump request, missing ranks may have become ready, and a tensor may have exceeded its time limit.
@@ -47,7 +52,7 @@ Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::fu
   if (is_over && (has_asked_all || asked.shut_down)) {
     return Status(HVL_JOB_BROKEN, last.warning + "\n" + questions->report());
   }
-  log(LogLevel::kWarning, asked.warning + "\n" + questions->report());
+  log(LogLevel::kWarning, asked.missing.empty() ? asked.warning : asked.warning + "\n" + questions->report());
   return Status();  // if the time is over, the next call asks the other missing ranks
 }
 

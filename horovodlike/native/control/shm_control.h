@@ -27,7 +27,7 @@ class ShmCoordinator : public ControlPlane {
   bool has_news() override { return coordinator_host_.has_messages() || rings_.has_next() || rings_.has_news(); }
   bool is_flushed() override { return rings_.is_flushed(); }
   Status check_stalls() override {
-    return coordinator_host_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
+    return coordinator_host_.check_stalls(&questions_, 0, [this] { rings_.show_inquiry(); });
   }
   void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 

@@ -1,13 +1,18 @@
 #include "control/tree_control.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+
+#include "sync/waiter.h"
 
 namespace hvl {
 
-TreeLeader::TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks,
+TreeLeader::TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::vector<int> pids,
                        std::vector<std::unique_ptr<Connection>> connections, bool has_parent)
-    : rings_(std::move(memory)),
+    : memory_(memory),
+      stacks_(memory, std::move(pids), ranks),
+      rings_(std::move(memory)),
       ranks_(std::move(ranks)),
       connections_(std::move(connections)),
       first_child_(has_parent ? 1 : 0) {}
@@ -19,7 +24,8 @@ Status TreeLeader::accept_local(int local_rank, const Message& message, uint64_t
   return accept(message_, now);
 }
 
-Status TreeLeader::take_frame(bool from_parent) {
+Status TreeLeader::take_frame(size_t from) {
+  const bool from_parent = from < first_child_;
   if (frame_.empty()) return Status(HVL_JOB_BROKEN, "Protocol error: an empty frame between hosts.");
   const Frame type = static_cast<Frame>(frame_[0]);
   const char* body = frame_.data() + 1;
@@ -28,6 +34,20 @@ Status TreeLeader::take_frame(bool from_parent) {
   if (type == Frame::kBroken) return Status(HVL_JOB_BROKEN, frame_.substr(1));
   if (type == Frame::kInquiry && from_parent) {
     show_inquiry();
+    if (!is_asked_) stacks_.ask(ranks_, now_ns());
+    is_asked_ = true;
+    return status;
+  }
+  if (type == Frame::kStacks && !from_parent && length >= sizeof(int)) {
+    int rank = 0;
+    memcpy(&rank, body, sizeof rank);
+    if (first_child_ == 0) stacks_.take(rank, frame_.substr(1 + sizeof rank));
+    if (first_child_ == 1) connections_.front()->send(frame_);
+    return status;
+  }
+  if (type == Frame::kMoved) {
+    memory_->header().moved_elsewhere.store(now_ns());
+    send_frame(0, from);
     return status;
   }
   if (type == Frame::kMessage && !from_parent) {
@@ -48,12 +68,26 @@ Status TreeLeader::take_frame(bool from_parent) {
 
 // The rank that broke the job sends the reason before its connections are lost: an error from a frame has precedence.
 Status TreeLeader::receive_all(bool* progressed) {
+  const uint64_t moved = memory_->header().moved_here.load();
+  if (moved >= told_moved_ + kMovedInterval && !is_finished_) {
+    told_moved_ = moved;
+    begin_frame(Frame::kMoved);
+    send_frame(0);
+  }
+  if (is_asked_ && !is_finished_ && stacks_.is_over(now_ns())) {
+    is_asked_ = false;
+    for (const StackDumpRequests::Question& each : stacks_.questions()) {
+      begin_frame(Frame::kStacks);
+      frame_.append(reinterpret_cast<const char*>(&each.rank), sizeof each.rank);
+      connections_.front()->send(frame_ + stacks_.answer_of(each));
+    }
+  }
   Status status = pump_connections(progressed);
   for (size_t index = 0; index < connections_.size(); ++index) {
     Status received;
     while (received.ok() && connections_[index]->receive(&frame_)) {
       *progressed = true;
-      if (!is_finished_) received = take_frame(index < first_child_);  // else it comes too late
+      if (!is_finished_) received = take_frame(index);  // else it comes too late
     }
     if (!received.ok()) status = received;
   }
@@ -95,7 +129,7 @@ void TreeLeader::publish(Record record, const std::vector<int>& concerned_ranks)
   if (first_child_ < connections_.size()) {
     begin_frame(Frame::kRecord);
     encode(record, &frame_);
-    send_to_children();
+    send_frame(first_child_);
   }
   log_has_ended_ |= record.type == Record::Type::kShutdown;
   rings_.publish(std::move(record), concerned);
@@ -107,14 +141,16 @@ void TreeLeader::send_up(const Message& message) {
   connections_.front()->send(frame_);
 }
 
-void TreeLeader::send_to_children() {
-  for (size_t index = first_child_; index < connections_.size(); ++index) connections_[index]->send(frame_);
+void TreeLeader::send_frame(size_t first, size_t except) {
+  for (size_t index = first; index < connections_.size(); ++index) {
+    if (index != except) connections_[index]->send(frame_);
+  }
 }
 
 void TreeLeader::show_inquiry() {
   rings_.show_inquiry();
   begin_frame(Frame::kInquiry);
-  send_to_children();
+  send_frame(first_child_);
 }
 
 // True if there is a next record, and all ranks that receive it from this one can read it.
@@ -170,11 +206,9 @@ void TreeLeader::close_in_child() {
 }
 
 TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
-                   std::vector<int> pids, std::vector<std::vector<int>> relays,
-                   std::vector<std::unique_ptr<Connection>> children)
-    : TreeLeader(memory, ranks, std::move(children), false),
-      coordinator_host_(options),
-      questions_(memory, std::move(pids), std::move(ranks), std::move(relays)) {}
+                   std::vector<int> pids, std::vector<std::unique_ptr<Connection>> children)
+    : TreeLeader(std::move(memory), std::move(ranks), std::move(pids), std::move(children), false),
+      coordinator_host_(options) {}
 
 Status TreeRoot::decide() {
   coordinator_host_.decide([this](Decision&& decision) { publish(std::move(decision.record), decision.concerned); });
@@ -182,9 +216,9 @@ Status TreeRoot::decide() {
   return Status();
 }
 
-TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
+TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::vector<int> pids, RankSet below,
                    std::vector<std::unique_ptr<Connection>> connections)
-    : TreeLeader(std::move(memory), std::move(ranks), std::move(connections), true),
+    : TreeLeader(std::move(memory), std::move(ranks), std::move(pids), std::move(connections), true),
       aggregator_(AggregatorOptions{std::move(below)}) {}
 
 Status TreeNode::decide() {

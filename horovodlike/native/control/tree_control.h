@@ -18,8 +18,9 @@ namespace hvl {
 // common.
 class TreeLeader : public ControlPlane {
  public:
-  // `ranks`: of this host, by local rank. `connections`: to the parent, unless this is the root, then to the children.
-  TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks,
+  // `ranks`, `pids`: as in StackDumpRequests. `connections`: to the parent, unless this is the root, then to the
+  // children.
+  TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::vector<int> pids,
              std::vector<std::unique_ptr<Connection>> connections, bool has_parent);
 
   Status send(const Message& message) override { return accept_local(0, message, now_ns()); }
@@ -50,14 +51,18 @@ class TreeLeader : public ControlPlane {
   // Publishes to this host how long others have waited for its ranks.
   void show(const std::vector<StragglerStats>& stats) { rings_.show(stats, ranks_); }
 
+  const std::shared_ptr<HostMemory> memory_;
+  StackDumpRequests stacks_;
+
  private:
-  enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I' };
+  enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I', kMoved = 'V', kStacks = 'S' };
 
   Status accept_local(int local_rank, const Message& message, uint64_t sent);
-  Status take_frame(bool from_parent);
+  Status take_frame(size_t from);
   Status pump_connections(bool* progressed);
   Status receive_all(bool* progressed);
-  void send_to_children();
+  // Sends the frame to the neighbours from the first one on, but one.
+  void send_frame(size_t first, size_t except = SIZE_MAX);
   void begin_frame(Frame type) { frame_.assign(1, static_cast<char>(type)); }
   bool next_is_public() const;
 
@@ -67,6 +72,8 @@ class TreeLeader : public ControlPlane {
   const size_t first_child_;    // its index in connections_
   bool log_has_ended_ = false;  // hosts that have run its last record may leave
   bool is_finished_ = false;
+  bool is_asked_ = false;    // for the stacks of this host's ranks
+  uint64_t told_moved_ = 0;  // the value of HostHeader::moved_here of which the neighbours know
   std::string frame_;
   Message message_;
   Record record_;
@@ -75,13 +82,11 @@ class TreeLeader : public ControlPlane {
 // The leader of the root host.
 class TreeRoot : public TreeLeader {
  public:
-  // `relays`: as in StackDumpRequests.
   TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
-           std::vector<int> pids, std::vector<std::vector<int>> relays,
-           std::vector<std::unique_ptr<Connection>> children);
+           std::vector<int> pids, std::vector<std::unique_ptr<Connection>> children);
 
   Status check_stalls() override {
-    return coordinator_host_.check_stalls(&questions_, [this] { show_inquiry(); });
+    return coordinator_host_.check_stalls(&stacks_, memory_->moved_at(), [this] { show_inquiry(); });
   }
   void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 
@@ -92,14 +97,13 @@ class TreeRoot : public TreeLeader {
 
  private:
   CoordinatorHost coordinator_host_;
-  StackDumpRequests questions_;
 };
 
 // The leader of any other host.
 class TreeNode : public TreeLeader {
  public:
   // `below`: the ranks of this host and of all below it.
-  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
+  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::vector<int> pids, RankSet below,
            std::vector<std::unique_ptr<Connection>> connections);
 
   Status check_stalls() override { return Status(); }

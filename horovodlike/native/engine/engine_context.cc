@@ -89,16 +89,15 @@ std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options,
     if (options.parent_of(host) == mine) connections.push_back(connect(host));
   }
   if (mine == 0) {
-    std::vector<std::vector<int>> relays;
-    for (int rank = 0; rank < options.size; ++rank) relays.push_back(options.relays_of(rank));
     return std::make_unique<TreeRoot>(memory, coordinator_host, options.local_ranks(), options.local_pids,
-                                      std::move(relays), std::move(connections));
+                                      std::move(connections));
   }
   RankSet below;
   for (int rank = 0; rank < options.size; ++rank) {
     if (is_below(options, options.host_of(rank), mine)) below.add(rank);
   }
-  return std::make_unique<TreeNode>(memory, options.local_ranks(), std::move(below), std::move(connections));
+  return std::make_unique<TreeNode>(memory, options.local_ranks(), options.local_pids, std::move(below),
+                                    std::move(connections));
 }
 
 std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,

@@ -49,8 +49,8 @@ Status PeerWatch::check_messages(uint64_t now) {
                              std::to_string(oldest->process_set);
     return Stall{who, what, "it has not sent it, or is stopped"};
   };
-  const Status status =
-      context_.waiter.report_stall(now - std::min(now, std::max(idle_at_, oldest->posted_at)), &warned, describe);
+  const uint64_t since = std::max({idle_at_, oldest->posted_at, context_.memory->moved_at()});
+  const Status status = context_.waiter.report_stall(now - std::min(now, since), &warned, describe);
   if (warned) stalled_ = oldest->handle;
   return status;
 }
@@ -64,7 +64,7 @@ Status PeerWatch::check_coordinator(uint64_t now) {
   inquiries_ = inquiries;
   if (requests_.num_in_flight() == 0 || options.stall_shutdown <= 0 || options.rank == 0) return Status();
   const uint64_t patience = to_ns(options.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
-  const uint64_t silence = now - negotiator_.last_record();
+  const uint64_t silence = now - std::min(now, std::max(negotiator_.last_record(), context_.memory->moved_at()));
   if (silence < patience || now - last_inquiry_ < kAnswerTime) return Status();
   const auto may_wait = [&](const PendingRequest& request, bool is_in_full) {
     const bool joins = is_in_full && request.signature().kind == HVL_JOIN;  // that may take long

@@ -105,7 +105,8 @@ class StallInspector {
   // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
   StallInspector(double warning_time, double shutdown_time);
 
-  // `now`: in nanoseconds, by the clock of Pending::since. A stall is reported once, and again when it gets worse.
+  // `now`: in nanoseconds, by the clock of Pending::since. A stall is reported again when it changes, else in one
+  // line, at growing intervals.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
   // A tensor that became ready on its first rank after this time is not stalled yet.
   uint64_t latest_stall(uint64_t now) const;
@@ -118,6 +119,8 @@ class StallInspector {
   uint64_t warning_time_;
   uint64_t shutdown_time_;
   uint64_t last_warning_ = 0;
+  uint64_t interval_ = 0;  // to the next warning of the stall that was last reported
+  std::string reported_;
 };
 
 }  // namespace hvl

@@ -27,6 +27,24 @@ std::string describe(const Pending& tensor, uint64_t now) {
          list(tensor.missing) + "]";
 }
 
+std::string usual_cause(const std::vector<Pending>& pending) {
+  const auto is_missing = [](const Pending& a, const Pending& on_a_rank_of) {
+    return std::count(a.missing.begin(), a.missing.end(), on_a_rank_of.ready.front()) > 0;
+  };
+  const auto is_unnamed = [](const Pending& each) { return each.name.find("noname.") != std::string::npos; };
+  for (const Pending& a : pending) {
+    for (const Pending& b : pending) {
+      if (is_unnamed(a) && is_unnamed(b) && is_missing(a, b) && is_missing(b, a))
+        return "Calls without names came in another order on some ranks, as from several threads: give them names.";
+    }
+    if (a.kind == HVL_BARRIER)
+      return "A rank that has called fewer barriers (is one inside `if rank() == 0`?), or one that is stuck, is the "
+             "usual cause.";
+  }
+  return "Ranks that go through different code, one that has run out of data without hvd.join(), or one that is stuck, "
+         "are the usual causes.";
+}
+
 }  // namespace
 
 StallInspector::StallInspector(double warning_time, double shutdown_time)
@@ -50,6 +68,7 @@ bool StallInspector::is_over(const std::vector<Pending>& pending, uint64_t now) 
 
 StallVerdict StallInspector::inspect(const std::vector<Pending>& pending, uint64_t now) {
   StallVerdict verdict;
+  const Pending* oldest = nullptr;
   std::string names;
   std::set<int> missing;
   size_t stalled = 0;
@@ -59,17 +78,24 @@ StallVerdict StallInspector::inspect(const std::vector<Pending>& pending, uint64
     verdict.shut_down |= ends;
     missing.insert(tensor.missing.begin(), tensor.missing.end());
     if (++stalled <= kMaxNames) names += "\n  " + describe(tensor, now);
+    if (oldest == nullptr || tensor.since < oldest->since) oldest = &tensor;
   }
-  if (stalled == 0) return verdict;
-  if (!verdict.shut_down && last_warning_ != 0 && now - last_warning_ < warning_time_) return verdict;
-  last_warning_ = now;
+  if (oldest == nullptr) {
+    if (now > last_warning_ + 2 * interval_) reported_.clear();  // else it may come again in each step
+    return verdict;
+  }
   verdict.missing.assign(missing.begin(), missing.end());
+  std::string report = describe(*oldest, oldest->since) + list(verdict.missing);
+  const bool is_known = report == reported_ && !verdict.shut_down;
+  const uint64_t interval = is_known ? interval_ : warning_time_;
+  if (!verdict.shut_down && last_warning_ != 0 && now - last_warning_ < interval) return StallVerdict();
+  last_warning_ = now;
+  reported_ = std::move(report);
+  interval_ = is_known ? 2 * interval_ : warning_time_;
+  if (is_known) return StallVerdict{"still stalled, as reported: " + describe(*oldest, now), false, {}};
   if (stalled > kMaxNames) names += "\n  and " + std::to_string(stalled - kMaxNames) + " more";
   verdict.warning =
-      "stalled: some ranks wait for others that have not asked for the same tensors. Ranks that go "
-      "through different code, one that has run out of data without hvd.join(), or one that is stuck, are the usual "
-      "causes." +
-      names;
+      "stalled: some ranks wait for others that have not asked for the same tensors. " + usual_cause(pending) + names;
   return verdict;
 }
 

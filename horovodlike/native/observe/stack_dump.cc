@@ -43,9 +43,8 @@ void stop_answering(HostMemory* memory, int local_rank) {
   futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
 }
 
-StackDumpRequests::StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
-                                     std::vector<std::vector<int>> relays)
-    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)), relays_(std::move(relays)) {}
+StackDumpRequests::StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks)
+    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)) {}
 
 void StackDumpRequests::ask(const std::vector<int>& ranks, uint64_t now) {
   questions_.clear();
@@ -65,17 +64,25 @@ void StackDumpRequests::ask(const std::vector<int>& ranks, uint64_t now) {
 }
 
 bool StackDumpRequests::has_answered(const Question& question) {
-  return question.local_rank != -1 && memory_->stacks(question.local_rank).answered.load() == question.number;
+  if (question.local_rank == -1) return !question.text.empty();
+  return memory_->stacks(question.local_rank).answered.load() == question.number;
+}
+
+void StackDumpRequests::take(int rank, const std::string& text) {
+  for (Question& each : questions_) {
+    if (each.rank == rank) each.text = text;
+  }
 }
 
 bool StackDumpRequests::is_over(uint64_t now) {
-  return now - asked_at_ >= kAnswerTime ||
-         std::all_of(questions_.begin(), questions_.end(),
-                     [this](const Question& each) { return each.local_rank == -1 || has_answered(each); });
+  return std::all_of(questions_.begin(), questions_.end(), [&](const Question& each) {
+    return now - asked_at_ >= (each.local_rank == -1 ? kRemoteAnswerTime : kAnswerTime) || has_answered(each);
+  });
 }
 
 std::string StackDumpRequests::answer_of(const Question& question) {
   if (!has_answered(question)) return "    " + why_silent(question);
+  if (question.local_rank == -1) return question.text;
   const StackBlock& block = memory_->stacks(question.local_rank);
   return std::string(block.text, std::min<size_t>(block.length, sizeof block.text));
 }
@@ -109,20 +116,11 @@ std::string StackDumpRequests::name_of(const Question& question) const {
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
-// If a relay is stopped, ranks whose requests it relays seem to be missing, too, also if its own requests have come.
-std::string StackDumpRequests::why_not_asked(int rank) const {
-  std::string relays;
-  for (int relay : relays_.empty() ? std::vector<int>() : relays_[static_cast<size_t>(rank)]) {
-    relays += (relays.empty() ? "rank " : ", rank ") + std::to_string(relay);
-  }
-  return "was not asked: it is on another host than rank 0" +
-         (relays.empty() ? relays
-                         : ", and what it asks for comes through " + relays +
-                               ": if a process there is stopped, this one may not be missing");
-}
-
 std::string StackDumpRequests::why_silent(const Question& question) const {
-  if (question.local_rank == -1) return why_not_asked(question.rank);
+  if (question.local_rank == -1) {
+    return "did not answer: it is on another host than rank 0. If the first rank of its host, or of a host between, is "
+           "stopped, this one may not be missing";
+  }
   const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
   const size_t index = static_cast<size_t>(question.local_rank);
   switch (index < pids_.size() ? state_of(pids_[index]) : '?') {

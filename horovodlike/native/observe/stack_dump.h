@@ -1,6 +1,6 @@
-// Stack dumps: the coordinator gets the stacks of the Python threads of another rank on its host. It makes a request in
-// shared memory. A Python thread of that rank, which sleeps until there is one, writes the answer next to it. The
-// coordinator polls for the answer and never blocks.
+// Stack dumps: the leader of a host gets the stacks of the Python threads of its ranks. It makes a request in shared
+// memory. A Python thread of the rank, which sleeps until there is one, writes the answer next to it. The leader polls
+// for the answer and never blocks. The coordinator gets the answers of other hosts from their leaders.
 //
 // The engine of the asked rank takes no part, and no signal is sent: a signal would interrupt system calls of code that
 // does not expect it. The price: a rank that holds the interpreter's lock in native code does not answer, and the
@@ -19,6 +19,7 @@ namespace hvl {
 
 // The time that a rank has to answer. It needs milliseconds, unless it is stuck in native code.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
+constexpr uint64_t kRemoteAnswerTime = 2 * kAnswerTime;  // of a rank on another host
 
 // Any thread of the asked rank: sleeps until there is a stack-dump request, and returns its number. Returns 0 if the
 // rank leaves, so that there will be no more.
@@ -28,37 +29,38 @@ void answer(HostMemory* memory, int local_rank, uint32_t question, const std::st
 // Makes await_question() return 0 from now on, also a call under way.
 void stop_answering(HostMemory* memory, int local_rank);
 
-// The coordinator's side: one round of requests to some ranks at a time.
+// A leader's side: one round of requests to some ranks at a time.
 class StackDumpRequests {
  public:
+  struct Question {
+    int rank = 0;
+    int local_rank = -1;  // -1: it is on another host
+    uint32_t number = 0;
+    std::string text = {};  // the answer from another host; empty: none yet
+  };
+
   // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
-  // ascending; the others cannot be asked. `relays`: by rank, the relays of its messages to rank 0, in order.
-  StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
-                    std::vector<std::vector<int>> relays = {});
+  // ascending; take() is for the others.
+  StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks);
 
   void ask(const std::vector<int>& ranks, uint64_t now);
   // True if all asked ranks have answered, or their time is over.
   bool is_over(uint64_t now);
   // Returns the answers as text; ranks with equal answers are listed together.
   std::string report();
+  const std::vector<Question>& questions() const { return questions_; }
+  std::string answer_of(const Question& question);
+  // Takes the answer of a rank on another host.
+  void take(int rank, const std::string& text);
 
  private:
-  struct Question {
-    int rank = 0;
-    int local_rank = -1;  // -1: it is on another host
-    uint32_t number = 0;
-  };
-
   bool has_answered(const Question& question);
-  std::string answer_of(const Question& question);
   std::string name_of(const Question& question) const;
   std::string why_silent(const Question& question) const;
-  std::string why_not_asked(int rank) const;
 
   std::shared_ptr<HostMemory> memory_;
   std::vector<int> pids_;
   std::vector<int> ranks_;
-  std::vector<std::vector<int>> relays_;
   std::vector<Question> questions_;
   uint64_t asked_at_ = 0;
 };

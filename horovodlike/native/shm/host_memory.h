@@ -8,6 +8,7 @@
 // Memory of zeros is a valid initial state.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +37,11 @@ struct alignas(kCacheLine) HostHeader {
   // The number of times that the coordinator has announced that it is about to end a stalled job and collects a report
   // on the missing ranks. It shows that the coordinator itself is not stuck. Written by the engine of local rank 0.
   alignas(kCacheLine) std::atomic<uint32_t> inquiries;
+
+  // When bytes last moved between hosts in a collective that takes long, by the host's clock: as seen by the ranks of
+  // this host, and as its leader has heard from other hosts. See HostMemory::moved_at().
+  alignas(kCacheLine) std::atomic<uint64_t> moved_here;
+  std::atomic<uint64_t> moved_elsewhere;
 };
 
 // A rank's progress in the chunks of the collectives that it takes part in; see collective/shm/chunk_pipeline.h.
@@ -153,6 +159,8 @@ class HostMemory {
   void break_job(const std::string& text);
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
+  // A rank that waits has not waited in vain before this time: a long transfer between hosts was under way.
+  uint64_t moved_at() { return std::max(header().moved_here.load(), header().moved_elsewhere.load()); }
   void notify_all_but(int local_rank, WakeReason why);
   bool another_waits(int local_rank) {
     for (int peer = 0; peer < shape_.ranks; ++peer) {

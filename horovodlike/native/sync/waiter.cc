@@ -83,13 +83,6 @@ bool Waiter::check_peers() {
   return true;
 }
 
-bool Waiter::any_lags(const std::function<bool(int)>& lags) const {
-  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
-    if (peer != options_.local_rank && lags(peer)) return true;
-  }
-  return false;
-}
-
 std::string Waiter::describe_peers(const std::function<bool(int)>& is_meant) const {
   std::string text;
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
@@ -127,8 +120,16 @@ Status Waiter::report_stall(uint64_t waited, bool* warned, const std::function<S
 
 void Waiter::check_stall(uint64_t patience, const std::function<Stall()>& describe) {
   const uint64_t now = now_ns();
-  const Status status = report_stall(now - std::min(now, vain_.since + patience), &vain_.warned, describe);
+  const uint64_t since = std::max(vain_.since, memory_->moved_at()) + patience;
+  const Status status = report_stall(now - std::min(now, since), &vain_.warned, describe);
   if (!status.ok()) memory_->break_job(status.message());
+}
+
+// Ranks that wait for this one cannot see its bytes move. Short transfers are not worth a word.
+void Waiter::note_moved() {
+  const uint64_t now = now_ns();
+  if (first_moved_ == 0) first_moved_ = now;
+  if (now - first_moved_ >= kMovedInterval) memory_->header().moved_here.store(now);
 }
 
 void Waiter::check_leaving() {
@@ -146,7 +147,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
   if (vain_.since == 0) vain_.since = start;
   Status status = sleep_in_vain(condition, lags, sockets);
   if (status.ok()) vain_ = {};
-  add_waited(now_ns() - start);
+  waited_.fetch_add(now_ns() - start, std::memory_order_relaxed);
   return status;
 }
 
@@ -183,7 +184,7 @@ Status Waiter::poll_until(const std::function<bool()>& condition, const std::fun
     }
   }
   if (status.code() != HVL_IN_PROGRESS) vain_ = {};
-  add_waited(now_ns() - start);
+  waited_.fetch_add(now_ns() - start, std::memory_order_relaxed);
   return status;
 }
 
@@ -200,7 +201,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     check_leaving();
     // A rank that waits for a rank of its own host knows which one, and must report first: other hosts wait for this
     // rank.
-    const uint64_t patience = sockets != nullptr && !any_lags(lags) ? kSecond : 0;
+    const uint64_t patience = sockets != nullptr && describe_peers(lags).empty() ? kSecond : 0;
     check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;

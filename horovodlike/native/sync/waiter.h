@@ -17,6 +17,9 @@
 
 namespace hvl {
 
+// A collective that takes longer shows this often that bytes move between hosts.
+constexpr uint64_t kMovedInterval = 500 * kMillisecond;
+
 struct WaiterOptions {
   int local_rank = 0;
   std::vector<int> ranks;                      // global rank, by local rank
@@ -73,10 +76,14 @@ class Waiter {
   Status wait(Condition&& condition, const std::function<bool(int)>& lags, const Sockets* sockets = nullptr) {
     uint64_t spent = 0;
     const bool found = spinner_.spin(condition, &spent);
-    if (spent > 0) add_waited(spent);
+    if (spent > 0) waited_.fetch_add(spent, std::memory_order_relaxed);
     if (found) vain_ = {};
-    return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
+    const Status status = found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
+    if (sockets != nullptr && status.ok()) note_moved();
+    return status;
   }
+  // The waits that follow belong to another collective.
+  void begin_collective() { first_moved_ = 0; }
   // Waits for a `condition` that no notification announces: it is polled. who() names the awaited ranks.
   // HVL_IN_PROGRESS as in wait(), and so never on the engine's own thread. Any other error means that the job is
   // broken.
@@ -124,14 +131,13 @@ class Waiter {
     if (result == EINTR) signalled_ = true;
     spinner_.adapt();
   }
-  void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
+  void note_moved();
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                      const Sockets* sockets);
   Status sleep_in_vain(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                        const Sockets* sockets);
   Status poll_until(const std::function<bool()>& condition, const std::function<void()>& check);
   void check_leaving();
-  bool any_lags(const std::function<bool(int)>& lags) const;
   // The other ranks of this host that the predicate is true of, as text; empty: none.
   std::string describe_peers(const std::function<bool(int)>& is_meant) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
@@ -153,6 +159,7 @@ class Waiter {
   };
   Vain vain_;
   uint64_t last_check_ = 0;
+  uint64_t first_moved_ = 0;         // when a wait for sockets first ended in the collective under way; 0: not yet
   std::atomic<uint64_t> waited_{0};  // written by the thread that has the turn
 };
 

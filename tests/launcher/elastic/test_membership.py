@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from play import Play
 
@@ -417,6 +419,21 @@ def test_one_that_fails_again_and_again_before_anything_is_saved_ends_the_job() 
     [end] = play.of(End, play.happen(Ready(0, "broken", commits=9)))
     assert (end.exit_code, end.failure) == (3, 6)
     assert end.reason == "in 5 generations in a row a worker has failed before anything was committed"
+
+
+def test_a_job_that_breaks_again_and_again_without_a_loss_ends_with_the_reason() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    for _ in range(4):
+        play.happen(Ready(0, "broken", "stalled: rank 1 did not get on"))
+        assert play.of(Form, play.ready(1, why="broken"))
+    play.happen(Ready(0, "broken", "stalled: rank 1 did not get on"))
+    [end] = play.of(End, play.ready(1, why="broken"))
+    assert end.exit_code == 1
+    assert re.fullmatch(
+        r"in 5 generations in a row the job has broken \(.*stalled: rank 1 did not get on.*\) "
+        "before anything was committed",
+        end.reason,
+    )
 
 
 def test_failures_do_not_end_a_job_that_gets_further() -> None:

@@ -30,6 +30,57 @@ TEST(a_stall_is_reported_once_per_warning_time_with_all_ranks_that_are_missing) 
   CHECK(!inspector.inspect(pending, 21 * kSecond).warning.empty());
 }
 
+TEST(a_stall_that_lasts_is_reported_in_one_line_at_growing_intervals) {
+  StallInspector inspector(10, 0);
+  std::vector<Pending> pending = {waiting("a", {0}, {1, 2}, kSecond), waiting("b", {0}, {1, 2}, 2 * kSecond)};
+  std::vector<uint64_t> seconds;
+  for (uint64_t second = 2; second <= 5400; ++second) {
+    const StallVerdict verdict = inspector.inspect(pending, second * kSecond);
+    if (verdict.warning.empty()) continue;
+    seconds.push_back(second);
+    const bool is_whole = verdict.warning.find('\n') != std::string::npos;
+    CHECK_EQ(is_whole, seconds.size() == 1);
+    CHECK_EQ(verdict.missing.empty(), !is_whole);  // no rank is asked for its stack for one line
+    if (!is_whole) CHECK_HAS(verdict.warning, "'a': ready on ranks [0] for " + std::to_string(second - 1) + " s");
+  }
+  CHECK(seconds == (std::vector<uint64_t>{11, 21, 41, 81, 161, 321, 641, 1281, 2561, 5121}));
+  pending[1].missing = {1, 2, 3};
+  CHECK_HAS(inspector.inspect(pending, 5401 * kSecond).warning, "\n  allreduce of 'b'");
+}
+
+// A loader that takes a little longer than the warning time in each step.
+TEST(a_stall_of_each_step_is_reported_as_one) {
+  StallInspector inspector(10, 0);
+  int num_whole = 0, num_reports = 0;
+  for (uint64_t second = 1; second <= 1200; ++second) {
+    const std::vector<Pending> pending = {waiting("a", {0}, {1}, second / 12 * 12 * kSecond)};
+    const std::vector<Pending> old = second % 12 >= 10 ? pending : std::vector<Pending>();
+    const std::string warning = inspector.inspect(old, second * kSecond).warning;
+    num_reports += warning.empty() ? 0 : 1;
+    num_whole += warning.find('\n') == std::string::npos ? 0 : 1;
+  }
+  CHECK_EQ(num_whole, 1);
+  CHECK(num_reports < 10);
+  inspector.inspect({}, 9000 * kSecond);
+  CHECK_HAS(inspector.inspect({waiting("a", {0}, {1}, 9000 * kSecond)}, 9010 * kSecond).warning, "\n");
+}
+
+TEST(a_report_names_the_usual_cause) {
+  const auto report = [](const std::vector<Pending>& pending) {
+    return StallInspector(10, 0).inspect(pending, 11 * kSecond).warning;
+  };
+  const Pending on_0 = waiting("allreduce.noname.8", {0}, {1, 2}, kSecond);
+  const Pending on_others = waiting("allreduce.noname.9", {1, 2}, {0}, kSecond);
+  CHECK_HAS(report({on_0, on_others}), "Calls without names came in another order on some ranks");
+  CHECK_HAS(report({on_0, on_others}), "give them names");
+  CHECK_HAS(report({on_0}), "hvd.join()");
+  CHECK_HAS(report({on_0, waiting("allreduce.noname.9", {0, 1}, {2}, kSecond)}), "hvd.join()");
+  Pending barrier = waiting("barrier.noname", {0}, {1, 2}, kSecond);
+  barrier.kind = HVL_BARRIER;
+  CHECK_HAS(report({barrier, waiting("a", {1, 2}, {0}, kSecond)}), "fewer barriers");
+  CHECK(report({barrier}).find("hvd.join()") == std::string::npos);
+}
+
 TEST(a_stall_names_the_process_set_unless_it_has_all_ranks) {
   Coordinator coordinator({4});
   const auto request = [&](int rank, Kind kind, int32_t process_set) {
@@ -92,23 +143,17 @@ TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
   CHECK_HAS(report, "rank 1, rank 3:\nhere\n  rank 2:\n    did not answer within 2 s");
 }
 
-TEST(a_rank_that_relays_may_hide_others) {
-  // Ranks 0 and 1 are on the coordinator's host, 2 and 3 on another one, 4 and 5 on one below that.
-  const std::vector<std::vector<int>> relays = {{}, {}, {}, {2}, {2}, {4, 2}};
-  const std::string elsewhere = "was not asked: it is on another host than rank 0";
-  const auto hidden_by = [&](const std::string& relays) {
-    return elsewhere + ", and what it asks for comes through " + relays +
-           ": if a process there is stopped, this one may not be missing";
-  };
-  StackDumpRequests questions(memory_of(2), {}, {0, 1}, relays);
-  questions.ask({2, 3, 4, 5}, kSecond);
-  CHECK_HAS(questions.report(), "rank 2:\n    " + elsewhere + "\n  rank 3, rank 4:\n    " + hidden_by("rank 2") +
-                                    "\n  rank 5:\n    " + hidden_by("rank 4, rank 2"));
-  questions.ask({4, 5}, kSecond);
-  CHECK_HAS(questions.report(),
-            "rank 4:\n    " + hidden_by("rank 2") + "\n  rank 5:\n    " + hidden_by("rank 4, rank 2"));
-  questions.ask({3}, kSecond);  // those of rank 2 may have come before it stopped
-  CHECK_HAS(questions.report(), "rank 3:\n    " + hidden_by("rank 2"));
+TEST(ranks_on_other_hosts_are_waited_for_longer_and_answer_through_their_leaders) {
+  StackDumpRequests questions(memory_of(1), {}, {0});
+  questions.ask({2, 3}, kSecond);
+  questions.take(3, "    there");
+  questions.take(4, "    not asked");
+  CHECK(!questions.is_over(kSecond + kAnswerTime));
+  CHECK(questions.is_over(kSecond + kRemoteAnswerTime));
+  const std::string report = questions.report();
+  CHECK_HAS(report, "rank 2:\n    did not answer: it is on another host than rank 0");
+  CHECK_HAS(report, "rank 3:\n    there");
+  CHECK(report.find("not asked") == std::string::npos);
 }
 
 TEST(an_answer_to_an_earlier_question_is_none) {
@@ -148,26 +193,6 @@ TEST(who_leaves_is_asked_no_more) {
   CHECK_EQ(await_question(memory.get(), 1), 0u);
 }
 
-TEST(the_error_of_a_stalled_job_says_on_all_ranks_where_the_missing_one_is) {
-  EngineOptions options;
-  options.stall_warning = 0;
-  options.stall_shutdown = 0.5;
-  Job job(3, options);
-  std::thread asked([&] {
-    HostMemory* memory = job.engine(1).memory().get();
-    answer(memory, 1, await_question(memory, 1), "    in waiting_for_data");
-  });
-  job.on_all([&](int rank) {
-    if (rank == 1) return;
-    float data = 0;
-    const Status status = job.run(rank, make("late", HVL_ALLREDUCE, {{1}}), &data);
-    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_JOB_BROKEN));
-    CHECK_HAS(status.message(), "'late'");
-    CHECK_HAS(status.message(), "rank 1:\n    in waiting_for_data");
-  });
-  asked.join();
-}
-
 // The ranks that wait get the report; `missing` does nothing.
 void check_report(Job& job, int missing, const std::string& expected) {
   job.on_all([&](int rank) {
@@ -177,6 +202,23 @@ void check_report(Job& job, int missing, const std::string& expected) {
     CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_JOB_BROKEN));
     CHECK_HAS(status.message(), expected);
   });
+}
+
+// The second missing rank is the only one of its host, which is two levels below the coordinator's.
+TEST(the_error_of_a_stalled_job_says_on_all_ranks_where_the_missing_one_is) {
+  for (const auto& [hosts, missing] : {std::pair{std::vector<int>{0, 0, 0}, 1}, {std::vector<int>{0, 1, 2, 3}, 3}}) {
+    EngineOptions options = on_hosts(hosts);
+    options.stall_warning = 0;
+    options.stall_shutdown = 0.5;
+    Job job(static_cast<int>(hosts.size()), options);
+    std::thread asked([&, rank = missing] {
+      HostMemory* memory = job.engine(rank).memory().get();
+      const int local_rank = memory->shape().ranks == 1 ? 0 : rank;
+      answer(memory, local_rank, await_question(memory, local_rank), "    in waiting_for_data");
+    });
+    check_report(job, missing, "rank " + std::to_string(missing) + ":\n    in waiting_for_data");
+    asked.join();
+  }
 }
 
 const std::string kMissing1 = "allreduce of 'late': ready on ranks [0, 2, 3] for ";
@@ -265,6 +307,19 @@ TEST(who_waits_for_a_rank_that_has_left_hears_of_join) {
     CHECK_HAS(status.message(), "hvd.join()");
   });
   CHECK(job.engine(1).job_status().message().find("hvd.join()") == std::string::npos);
+}
+
+TEST(who_waits_in_a_barrier_for_a_rank_that_has_left_hears_that_it_called_fewer) {
+  Job job(3);
+  job.on_all([&](int rank) {
+    if (rank == 1) return job.engine(1).shut_down();
+    Status status;
+    const int64_t handle = job.enqueue(rank, make("late", HVL_BARRIER, {}), {}, {}, &status);
+    if (status.ok()) status = job.wait(rank, handle);
+    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
+    CHECK_HAS(status.message(), "fewer barriers: is one of them inside `if rank() == 0`?");
+    CHECK(status.message().find("hvd.join()") == std::string::npos);
+  });
 }
 
 }  // namespace

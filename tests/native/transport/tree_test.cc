@@ -32,8 +32,7 @@ struct Tree {
     ranks.drop();
     CoordinatorHostOptions options;
     options.coordinator.size = 1 + num_children;
-    root = std::make_unique<TreeRoot>(memory, options, std::vector<int>{0}, std::vector<int>(),
-                                      std::vector<std::vector<int>>(), std::move(to_children));
+    root = std::make_unique<TreeRoot>(memory, options, std::vector<int>{0}, std::vector<int>(), std::move(to_children));
   }
 
   ~Tree() { close(write_end); }

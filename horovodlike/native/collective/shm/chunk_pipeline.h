@@ -34,6 +34,7 @@ class ChunkPipeline {
 
   // The streams that follow belong to the `number`-th collective of the log and to `team`; this rank is a member.
   void begin(TeamPtr team, uint64_t number) {
+    waiter_->begin_collective();
     team_ = std::move(team);
     base_ = filled_ = combined_ = reduced_ = drained_ = number << kChunkBits;
     first_slot_ = number - base_;

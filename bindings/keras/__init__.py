@@ -25,6 +25,7 @@ from typing import Any
 
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
+from horovodlike.consistency import check_consistency
 from horovodlike.errors import HorovodInternalError
 from horovodlike.keras import callbacks, elastic
 from horovodlike.keras.functions import (
@@ -62,6 +63,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "ccl_built",
+    "check_consistency",
     "collective_availability",
     "cross_rank",
     "cross_size",

@@ -80,11 +80,12 @@ def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: 
         return lambda: None
     own = records()
     hashes = np.frombuffer(bytes.fromhex("".join(each.digest for each in own)), np.uint8).reshape(len(own), -1)
-    pairs = [hashes, ~hashes]  # where the ranks agree, the highest of all ranks add up to 255
-    handle = allreduce_async(np.stack(pairs), f"first_parameters.{name}", basics.Max, process_set=process_set)
+    handle = allreduce_async(
+        np.stack([hashes, ~hashes]), f"first_parameters.{name}", basics.Max, process_set=process_set
+    )
 
     def warn() -> None:
-        agree = (synchronize(handle).sum(0) == 255).all(1)
+        agree = (synchronize(handle).sum(0) == 255).all(1)  # the highest hash and complement add up if ranks agree
         if not agree.all():
             which = f"{own[agree.argmin()].name} ({(~agree).sum()} of {len(own)} differ)"
             warnings.warn(f"the ranks train from different first parameters: {which}. {_REMEDY}", stacklevel=2)

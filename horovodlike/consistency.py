@@ -50,10 +50,9 @@ def check_consistency(model: Any, process_set: ProcessSet = global_process_set) 
 
 
 def of_variables(variables: Any) -> list[Record]:
-    """Return the records of variables of TensorFlow or Keras."""
+    """Return the records of variables, named without the numbers by which Keras counts the layers of a process."""
     if not isinstance(variables, Mapping):
         paths = [getattr(each, "path", None) or str(getattr(each, "name", "")) for each in variables]
-        # Without the numbers by which Keras counts the layers of a process: a rank may have made other models before.
         names = [f"{i}.{re.sub(r'_[0-9]+(?=/|$)|:0$', '', path)}" for i, path in enumerate(paths)]
         variables = dict(zip(names, variables, strict=True))
     arrays = {name: each.numpy() if hasattr(each, "numpy") else each for name, each in variables.items()}

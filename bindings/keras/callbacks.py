@@ -79,9 +79,8 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         optimizer = objects.innermost(self.model.optimizer)
-        is_wrapped = hasattr(getattr(optimizer, "optimizer", optimizer), "register_local_var")
-        by_keras = type(self.model).train_step.__module__.startswith(("keras.", "tf_keras."))  # and not by the user
-        if optimizer is not None and not is_wrapped and by_keras and basics.size() > 1:
+        is_wrapped = basics.size() == 1 or hasattr(getattr(optimizer, "optimizer", optimizer), "register_local_var")
+        if optimizer is not None and not is_wrapped and "keras." in type(self.model).train_step.__module__:
             warnings.warn("each rank trains alone: compile with hvd.DistributedOptimizer(optimizer)", stacklevel=2)
         broadcast_variables(variables_of(self.model, self._local), self.root_rank, self.process_set)
         self._is_done = True
@@ -122,7 +121,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Leave the model as it was: what Keras asks it for within a batch is this rank's."""
-        vars(self.model).pop("get_metrics_result", None)
+        self.model.__dict__.pop("get_metrics_result", None)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Have `evaluate()` average its metrics if this batch is the last: then it asks the model for them."""
@@ -133,7 +132,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
             self.on_epoch_end(0, results)  # with names that no epoch has, should other ranks be at the end of one
             return {name.removesuffix(" of evaluate()"): value for name, value in results.items()}
 
-        vars(self.model)["get_metrics_result"] = averaged
+        self.model.__dict__["get_metrics_result"] = averaged
 
 
 class ReportProgressCallback(OfSameKeras, keras.callbacks.Callback):

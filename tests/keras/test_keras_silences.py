@@ -1,4 +1,4 @@
-"""What would go wrong in silence: ranks that train from different weights or alone, and metrics of one rank."""
+"""Warnings where ranks train from different weights or alone, `check_consistency`, and averages of `evaluate()`."""
 
 from __future__ import annotations
 

@@ -127,9 +127,11 @@ _of_all_ranks: list[ProcessSet] = []  # other sets with the id of the global set
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
 _counters: list[UnnamedCounter] = []
+joined_sets: set[int] = set()  # ids of the sets whose ranks have called join(): they may have made different calls
 
 
 def _forget_all() -> None:
+    joined_sets.clear()
     _registrations.clear()
     while _registered:
         _registered.popitem()[1].process_set_id = None
@@ -167,6 +169,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     process_set_id = int.from_bytes(output.memory[:], "little")
     _registered[process_set_id] = chosen
     _registrations[process_set_id] = 1 + max(_registrations.values(), default=0)
+    joined_sets.discard(process_set_id)
     chosen.process_set_id = process_set_id
     for notify in _on_added:
         notify(process_set_id)
@@ -228,9 +231,10 @@ class UnnamedCounter:
 
 
 def forget_numbers(set_id: int) -> None:
-    """Have all counters of a set begin with 0 again, because its ranks may have made different numbers of calls."""
+    """Have all counters of a set begin with 0 again after a join, as its ranks may have made different calls."""
     for counter in _counters:
         counter.forget(set_id)
+    joined_sets.add(set_id)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from horovodlike.arrays.functions import barrier, broadcast_object
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
+from horovodlike.consistency import check_consistency
 from horovodlike.errors import HorovodInternalError
 from horovodlike.keras import callbacks, elastic
 from horovodlike.keras.functions import (
@@ -65,6 +66,7 @@ __all__ = [
     "broadcast_object",
     "callbacks",
     "ccl_built",
+    "check_consistency",
     "collective_availability",
     "cross_rank",
     "cross_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -77,12 +78,16 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
+        optimizer = objects.innermost(self.model.optimizer)
+        is_wrapped = basics.size() == 1 or hasattr(getattr(optimizer, "optimizer", optimizer), "register_local_var")
+        if optimizer is not None and not is_wrapped and "keras." in type(self.model).train_step.__module__:
+            warnings.warn("each rank trains alone: compile with hvd.DistributedOptimizer(optimizer)", stacklevel=2)
         broadcast_variables(variables_of(self.model, self._local), self.root_rank, self.process_set)
         self._is_done = True
 
 
 class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
-    """Replaces the metrics of an epoch by their averages over the ranks.
+    """Replaces the metrics of an epoch, or those that `evaluate()` returns, by their averages over the ranks.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one, so
     that all ranks take the same decisions. Each rank's value has the same weight, however many samples the rank had.
@@ -113,6 +118,21 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
                 )
         for name in sorted(mine):
             logs[name] = sum(theirs[name] for theirs in everyone) / len(everyone)
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Leave the model as it was: what Keras asks it for within a batch is this rank's."""
+        self.model.__dict__.pop("get_metrics_result", None)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Have `evaluate()` average its metrics if this batch is the last: then it asks the model for them."""
+
+        def averaged() -> dict[str, Any]:
+            self.on_test_batch_begin(batch)
+            results = {f"{name} of evaluate()": value for name, value in self.model.get_metrics_result().items()}
+            self.on_epoch_end(0, results)  # with names that no epoch has, should other ranks be at the end of one
+            return {name.removesuffix(" of evaluate()"): value for name, value in results.items()}
+
+        self.model.__dict__["get_metrics_result"] = averaged
 
 
 class ReportProgressCallback(OfSameKeras, keras.callbacks.Callback):

@@ -14,6 +14,7 @@ from typing import Any
 from horovodlike._engine.metrics import flight_recorder, metrics
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
+from horovodlike.consistency import check_consistency
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow import elastic
@@ -84,6 +85,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_consistency",
     "check_num_rank_power_of_2",
     "collective_availability",
     "cross_rank",

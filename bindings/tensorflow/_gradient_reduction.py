@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from horovodlike import basics
 from horovodlike._engine import steps
 from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
 from horovodlike.basics import Average
+from horovodlike.consistency import compare, of_variables
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow import _weights
 from horovodlike.tensorflow._ops.calls import outermost
@@ -115,6 +117,9 @@ class GradientReduction:
             if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                 results[i] = tf.convert_to_tensor(gradient)
             reduced.append(i)
+        shared = compared([variables[i] for i in reduced], [results[i] for i in reduced], self.process_set)
+        for i, gradient in zip(reduced, shared, strict=True):
+            results[i] = gradient
         groups = self._grouped(reduced, variables)
         if weight is not None and groups:
             name = self._name(groups[0], variables, use_generic_names)
@@ -197,3 +202,26 @@ def _with_mark(gradient: Gradient) -> Gradient:
         values = ops.horovodlike_mark_step(tensor=gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return ops.horovodlike_mark_step(tensor=gradient)
+
+
+def compared(
+    variables: Sequence[Variable], gradients: Sequence[Gradient], process_set: ProcessSet, name: str = ""
+) -> list[Gradient]:
+    """Return gradients that wait, in the second step, until the ranks have compared the variables that they belong to.
+
+    Scripts for Horovod broadcast after the first step, when all variables exist. The first variable keeps the count of
+    steps, each of which may have another tape. Sparse gradients are left out, as the order of their rows changes bits.
+    """
+    pairs = zip(variables, gradients, strict=True)
+    shared = [one for one, each in pairs if hasattr(one, "assign") and not isinstance(each, tf.IndexedSlices)]
+    with tf.init_scope(), tf.device("CPU:0"):
+        if not shared or not tf.executing_eagerly():  # a graph of TensorFlow 1
+            return list(gradients)
+        if not hasattr(shared[0], "_horovodlike_steps"):
+            shared[0]._horovodlike_steps = tf.Variable(0, trainable=False)
+    with tf.device("CPU:0"):
+        is_second = tf.equal(shared[0]._horovodlike_steps.assign_add(1), 2)
+        arguments = partial(of_variables, shared), process_set, f"{name}.{len(shared)}"
+        done = tf.cond(is_second, lambda: tf.numpy_function(lambda: compare(*arguments)(), [], []), tf.no_op)
+    with tf.control_dependencies([] if done is None else [done]):
+        return [tf.identity(each) if isinstance(each, tf.Tensor) else each for each in gradients]

@@ -11,6 +11,7 @@ from horovodlike.basics import Max
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
 from horovodlike.tensorflow import _weights
+from horovodlike.tensorflow._gradient_reduction import compared
 from horovodlike.tensorflow._ops.calls import translated, unique_in_graph
 from horovodlike.tensorflow._region import TensorFlowRegion
 from horovodlike.tensorflow._weights import of_step as weight_of_step
@@ -48,6 +49,7 @@ def reduce(
     be missing, on some ranks or in some steps. In a graph the gradients that exist are known when the step is traced,
     and must be the same on all ranks. The rows of `IndexedSlices` are gathered without the factors, on all ranks.
     """
+    gradients = compared(like, gradients, reduction.process_set, names[0])
     if tf.executing_eagerly():
         groups = groups or [range(len(names))]
     else:

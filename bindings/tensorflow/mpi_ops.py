@@ -31,7 +31,7 @@ from horovodlike import basics
 from horovodlike._engine.arguments import called, integer, split_counts
 from horovodlike.basics import *  # scripts take them from this module as well
 from horovodlike.basics import Adasum, Average, Sum, average_counts_joined
-from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodlike.process_set import ProcessSet, add_process_set, forget_numbers, global_process_set, remove_process_set
 from horovodlike.tensorflow._ops import gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._ops.calls import (
     anchored,
@@ -498,4 +498,5 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
         tf.errors.InvalidArgumentError: Another thread of this rank is joining already.
     """
     last = call("join", describe("join", "all", [], False, process_set))
+    forget_numbers(set_id_of(process_set))
     return int(last) if tf.executing_eagerly() else last

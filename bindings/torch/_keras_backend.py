@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import torch
 
 from horovodlike import weighting
 from horovodlike.basics import Max, Sum
+from horovodlike.consistency import compare, of_variables
 from horovodlike.errors import MismatchError
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet, members, registered_id
@@ -53,6 +55,9 @@ def reduce(
 
     The memory of a gradient is overwritten if it is the `.grad` of its variable, as in Keras's train step.
     """
+    step = like[0]._horovodlike_steps = 1 + getattr(like[0], "_horovodlike_steps", 0)
+    if step == 2:  # after the first, when callbacks have broadcast the variables of a model that was not built
+        compare(partial(of_variables, like), reduction.process_set, names[0])()
     chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
     if reduction.weight is not None:
         factor = _exchanged(reduction, names[chosen[0][0]])

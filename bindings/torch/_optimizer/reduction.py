@@ -20,12 +20,14 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from horovodlike import basics
 from horovodlike._engine import ops
 from horovodlike._engine.ops import GpuStream
+from horovodlike.consistency import compare
 from horovodlike.process_set import check_registered, global_process_set
 from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch._ops.sparse import empty_sparse_like
@@ -34,6 +36,7 @@ from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
 from horovodlike.torch._optimizer.gradient_state import GradientState, Group
 from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions, Submission
 from horovodlike.torch._optimizer.weight_exchange import WeightExchange
+from horovodlike.torch.consistency import records_of
 
 # About this many bytes of gradients are handed over at once; each time, the computing thread loses cache contents.
 _WORTH_SENDING = 1 << 20
@@ -81,6 +84,7 @@ class Reduction:
         self.weights = WeightExchange(options)
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # the first complete gradient, and its version
         self._failure: Exception | None = None  # an error that `hand_over_for_another` has caught
+        self.comparison: list[Callable[[], None]] | None = None  # of the first parameters; []: it is over
         # Each thread that waits hands gradients over, so several may do so at once: the lock guards a gradient's way
         # from noted to handed over. It is not held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
@@ -296,6 +300,9 @@ class Reduction:
                     self._complete += [state for state in complete if state.grad is None]
 
     def _announce_if_complete(self) -> None:
+        if self.comparison is None:
+            named = sorted((state.name.removeprefix("allreduce."), state.param) for state in self.states)
+            self.comparison = [compare(partial(records_of, named), self.options.process_set, named[0][0])]
         if len(self._submission.borrowed) == len(self.states) and not self._mask.handle:
             self._mask.announce((), self._submission.sparse_dims, bool(self.weights.is_used))
 
@@ -345,6 +352,8 @@ class Reduction:
                     self._submit(rest, waits=True)
                 self._agree_on_mask()
                 self._wait()
+                while self.comparison:
+                    self.comparison.pop()()
             else:
                 self.weights.alone(bool(self.options.process_set.included()))
         except BaseException:
@@ -417,6 +426,7 @@ class Reduction:
     def abandon(self) -> None:
         """Abandon the step after an error: no thread will wait for its operations."""
         self._failure = None
+        self.comparison = self.comparison and []
         self._submission.abandon(self._mask.handle, self._mask.bytes)
         self._mask.abandon()
         self._end_step()

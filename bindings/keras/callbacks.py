@@ -87,7 +87,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
-    """Replaces the metrics of an epoch, or those that `evaluate()` returns, by their averages over the ranks.
+    """Replaces the metrics of an epoch of `fit()` by their averages over the ranks; not those of `evaluate()`.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one, so
     that all ranks take the same decisions. Each rank's value has the same weight, however many samples the rank had.
@@ -99,6 +99,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
     def __init__(self, device: str = "") -> None:
         super().__init__()
         del device
+        self._trains = False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics in `logs`, in place.
@@ -119,20 +120,22 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
         for name in sorted(mine):
             logs[name] = sum(theirs[name] for theirs in everyone) / len(everyone)
 
-    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Leave the model as it was: what Keras asks it for within a batch is this rank's."""
-        self.model.__dict__.pop("get_metrics_result", None)
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Note that `fit()` has begun, which passes the metrics of a validation on to `on_epoch_end`."""
+        self._trains = True
 
-    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Have `evaluate()` average its metrics if this batch is the last: then it asks the model for them."""
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Note that `fit()` has ended."""
+        self._trains = False
 
-        def averaged() -> dict[str, Any]:
-            self.on_test_batch_begin(batch)
-            results = {f"{name} of evaluate()": value for name, value in self.model.get_metrics_result().items()}
-            self.on_epoch_end(0, results)  # with names that no epoch has, should other ranks be at the end of one
-            return {name.removesuffix(" of evaluate()"): value for name, value in results.items()}
-
-        self.model.__dict__["get_metrics_result"] = averaged
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Warn in `evaluate()`, which returns its metrics without asking its callbacks."""
+        if not self._trains and basics.size() > 1:
+            warnings.warn(
+                "MetricAverageCallback averages the metrics of fit(), but evaluate() returns those of each rank: give "
+                "them to hvd.allreduce, and the callback to fit() only",
+                stacklevel=2,
+            )
 
 
 class ReportProgressCallback(OfSameKeras, keras.callbacks.Callback):

@@ -196,6 +196,7 @@ def _no_memory() -> None:
         for begin in (hvd.allreduce_, hvd.allreduce_async_, hvd.allreduce_async, hvd.allgather_async):
             with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 16 bytes"):
                 begin(part, name="gone")
+    torch.manual_seed(0)
     model = torch.nn.Linear(3, 3)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for storage_is_small in (False, False, True):

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # PyTorch's compiler imports it; loaded after TensorFlow, it aborts the process
+    import triton  # noqa: F401
+
 from support import gpus, selection
 from support.generations import Generation
 from support.ranks import RankPool

@@ -21,7 +21,7 @@ from horovodlike.torch._optimizer.exchange import (
     LocalUpdate,
     ServerExchange,
 )
-from horovodlike.torch._optimizer.wrapping import checked_names, share_what_is_loaded, subclass_instance
+from horovodlike.torch._optimizer.wrapping import Wrapper, checked_names, share_what_is_loaded, subclass_instance
 from horovodlike.torch.optimizer import DistributedOptimizer, _DistributedOptimizer
 
 if TYPE_CHECKING:
@@ -34,13 +34,12 @@ Payload = Literal["bfloat16", "int8"] | None
 Servers = Literal["ranks", "dedicated"] | None
 
 
-class _AsynchronousOptimizer(torch.optim.Optimizer):
+class _AsynchronousOptimizer(Wrapper):
     """The methods with which `DownpourOptimizer` and `EASGDOptimizer` override those of the wrapped optimizer's class.
 
     Used as a context manager, it closes itself at the end.
     """
 
-    _inner: torch.optim.Optimizer
     _reducing: torch.optim.Optimizer | None  # the `DistributedOptimizer` of the data-parallel set
     _exchange: ServerExchange
     # In a data-parallel set, those of `DistributedOptimizer`.
@@ -149,22 +148,6 @@ class _AsynchronousOptimizer(torch.optim.Optimizer):
         raise RuntimeError(
             f"{type(self).__name__}: the servers do not hold parameters that are added later: add the group before "
             "the optimizer is wrapped"
-        )
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do the wrapped optimizer's `load_state_dict`. The number of steps and the servers' values do not change."""
-        super().load_state_dict(state_dict)
-        self._inner.state, self._inner.param_groups = self.state, self.param_groups
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse to be copied or pickled.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            f"this {type(self).__name__} is a client of parameter servers, and cannot be copied or pickled: keep its "
-            "state_dict(), and wrap the copy"
         )
 
     def _check_open(self, operation: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,11 +18,10 @@ from horovodlike.process_set import ProcessSet, check_registered, global_process
 from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._optimizer.adasum_delta import AdasumDeltaReduction
 from horovodlike.torch._optimizer.compressed_reduction import CompressedReduction
-from horovodlike.torch._optimizer.copies import CopiedOptions, Options
 from horovodlike.torch._optimizer.gradient_state import GradientState
 from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import ReductionOptions
-from horovodlike.torch._optimizer.wrapping import checked_names, share_what_is_loaded, subclass, subclass_instance
+from horovodlike.torch._optimizer.wrapping import Wrapper, checked_names, share_what_is_loaded, subclass_instance
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 from horovodlike.weighting import Weight
@@ -44,14 +41,9 @@ _REDUCED_AGAIN = (
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
-# The attributes that a shallow copy shares with its original.
-_SHARED = ("_copied", "_reduction", "_delta", "_names", "_options", "_known_params", "_explicit_groups")
-
-
-class _DistributedOptimizer(torch.optim.Optimizer):
+class _DistributedOptimizer(Wrapper):
     """The methods with which `DistributedOptimizer` overrides those of the wrapped optimizer's class."""
 
-    _inner: torch.optim.Optimizer
     _reduction: Reduction  # has no parameters if `_delta` reduces instead
     _delta: AdasumDeltaReduction | None
     _names: dict[torch.nn.Parameter, str]
@@ -59,9 +51,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
     _synchronized: bool
-    _options: Options
-    _copied: CopiedOptions | None = None  # set in a copy that does not reduce yet
-    _shared_with: Any = None  # in a shallow copy: the optimizer whose reduction it uses
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait until the gradients are reduced, and do the wrapped optimizer's step.
@@ -78,7 +67,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             HorovodInternalError: A reduction failed.
         """
         steps.mark()
-        self._settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if self._delta is not None:
             weighting.of_step(None, basics.Adasum, type(self).__name__)  # raises if a weight is set
@@ -129,7 +117,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._finish()
 
     def _finish(self) -> None:
-        self._settle()
         self._take_in_added()
         if self._reduction.finish():
             warnings.warn(_CHANGED, stacklevel=3)  # names the line that called step() or synchronize()
@@ -137,7 +124,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _take_in_added(self) -> None:
         """Start to reduce the gradients of parameters that were added to the groups without `add_param_group`."""
-        if self._delta is not None or self._copied is not None:
+        if self._delta is not None:
             return
         params = [id(param) for group in self.param_groups for param in group["params"]]
         if params == self._known_params:
@@ -188,92 +175,31 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = self.param_groups[index]["params"]
-        if self._delta is None and self._copied is None:
+        if self._delta is None:
             self._reduction.add(_named(added, index, self._names))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do the wrapped optimizer's `load_state_dict`. Gradients that are being reduced stay in flight."""
-        super().load_state_dict(state_dict)
-        # Schedulers made before the wrapping refer to the wrapped optimizer, and change its groups.
-        self._inner.state, self._inner.param_groups = self.state, self.param_groups
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Describe the optimizer for pickle: the unpickled one is a `DistributedOptimizer` of its own parameters."""
-        return _blank, (type(self._inner),), self._state_for_copies(pickled=True)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _DistributedOptimizer:
-        copied = memo[id(self)] = _blank(type(self._inner))
-        copied.__setstate__(copy.deepcopy(self._state_for_copies(pickled=False), memo))
-        return copied
-
-    def _state_for_copies(self, pickled: bool) -> dict[str, Any]:
-        options = self._copied or CopiedOptions.of(replace(self._options, passes=self._reduction.passes), pickled)
-        return {"optimizer": super().__getstate__(), "options": options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "options" not in state:  # from load_state_dict(), which passes only state and param_groups
-            super().__setstate__(state)
-            return
-        inner = self._inner
-        inner.__setstate__(state["optimizer"])
-        self.__dict__.update(inner.__dict__)
-        self._copied = state["options"]
-        # A reduction without parameters, until `_settle` begins the real one.
-        self._begin(Options({}, ReductionOptions(basics.Average, Compression.none, 1.0, 1.0, False), 1, None, None))
-        if basics.is_initialized() and self._copied.obstacle() is None:
-            self._settle()
-
-    def __copy__(self) -> _DistributedOptimizer:
-        """Return a copy that shares parameters, state and reduction, because each parameter can have one hook only."""
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied._shared_with = self
-        return copied
-
-    def _settle(self) -> None:
-        """Begin the reduction of a copy that does not reduce yet, if `init()` has been called.
-
-        Raises:
-            RuntimeError: The copy cannot reduce, and the job has several ranks.
-        """
-        if self._copied is None or not basics.is_initialized():
-            return
-        if self._shared_with is not None:
-            self._shared_with._settle()
-            shared = vars(self._shared_with)
-            self.__dict__.update({name: shared[name] for name in _SHARED})
-            return
-        reason = self._copied.obstacle()
-        if reason is not None:
-            if basics.size() == 1:
-                return
-            raise RuntimeError(
-                f"this {type(self).__name__} is a copy of a DistributedOptimizer and reduces no gradients: {reason}. "
-                "Wrap it: hvd.DistributedOptimizer(optimizer, model.named_parameters(), ...)"
-            )
-        options, self._copied = self._copied.restored(), None
-        self._reduction.remove_hooks()
-        self._begin(options)
-
-    def _begin(self, options: Options) -> None:
+    def _begin(
+        self,
+        options: ReductionOptions,
+        passes: int,
+        reducer: GradientReducer | None,
+        names: dict[torch.nn.Parameter, str],
+        groups: int | list[list[torch.nn.Parameter]] | None,
+    ) -> None:
         """Start reducing the gradients of the parameters."""
-        names = options.names
-        if options.reducer is None:
-            reduction = Reduction(options.reduction, options.passes)
-        else:
-            reduction = CompressedReduction(options.reduction, options.passes, options.reducer)
-        groups = [] if self._copied is not None else self.param_groups
-        named = [entry for index, group in enumerate(groups) for entry in _named(group["params"], index, names)]
+        reduction = Reduction(options, passes) if reducer is None else CompressedReduction(options, passes, reducer)
+        named = [
+            entry for index, group in enumerate(self.param_groups) for entry in _named(group["params"], index, names)
+        ]
         self._delta = None
-        if options.reduction.op == basics.Adasum:
+        if options.op == basics.Adasum:
             name = f"delta.{min((name for name, _ in named), default='')}"
-            self._delta, named = AdasumDeltaReduction(self, name, options.reduction), []
+            self._delta, named = AdasumDeltaReduction(self, name, options), []
         states = reduction.add(named)
         self._reduction = reduction
         self._names = names
-        self._options = options
         self._known_params = []
-        self._explicit_groups = _make_groups(reduction, states, options.groups)
+        self._explicit_groups = _make_groups(reduction, states, groups)
         self._should_synchronize = True
         self._synchronized = False
         weakref.finalize(self, reduction.remove_hooks).atexit = False
@@ -284,9 +210,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         passes = passes_per_step(passes, "set_backward_passes_per_step")
         self._reduction.forget_passes()
         self._reduction.passes = passes
-        if self._copied is not None:
-            options = replace(self._copied.options, passes=self._reduction.passes)
-            self._copied = replace(self._copied, options=options)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -327,13 +250,6 @@ disable_compile(
 def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
     """Return the `GradientReducer` of a `DistributedOptimizer`; None if there is none."""
     return optimizer._reduction.reducer if isinstance(optimizer, _DistributedOptimizer) else None
-
-
-def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
-    """Return an empty `DistributedOptimizer` around an empty `base`; both get their state later."""
-    wrapped: _DistributedOptimizer = object.__new__(subclass(_DistributedOptimizer, base))
-    wrapped._inner = base.__new__(base)
-    return wrapped
 
 
 def _named(
@@ -416,9 +332,8 @@ def DistributedOptimizer(
     computes the next ones or, if the engine has no processor to itself (`HOROVODLIKE_OVERLAP`), after `backward`.
     `step` waits for the results. With one rank nothing is sent, but the same errors are raised.
 
-    Copies and unpickled optimizers reduce gradients as well, those of their own parameters: copy the model and the
-    optimizer in one call, `copy.deepcopy((model, optimizer))`. If a copy cannot reduce (the compression is an object;
-    no process set of these ranks is registered), its first `step` in a job of several ranks raises a `RuntimeError`.
+    The result cannot be copied or pickled: copy the model and the optimizer before the wrapping, in one call, or keep
+    `state_dict()`.
 
     A parameter that begins to require a gradient later is included at the end of that step, which must be the same
     step on all ranks.
@@ -464,9 +379,7 @@ def DistributedOptimizer(
     basics.size()  # raises before init()
     check_registered(process_set)
     if isinstance(optimizer, _DistributedOptimizer):
-        if optimizer._copied is None:
-            raise ValueError("the optimizer is a DistributedOptimizer already")
-        optimizer = optimizer._inner  # a copy that reduces nothing
+        raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     op = reduce_op(op, "DistributedOptimizer")
@@ -483,5 +396,5 @@ def DistributedOptimizer(
     options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set, weight)
     wrapped: _DistributedOptimizer = subclass_instance(_DistributedOptimizer, optimizer)
     wrapped._inner = optimizer
-    wrapped._begin(Options(names, options, passes, reducer, chosen_groups))
+    wrapped._begin(options, passes, reducer, names, chosen_groups)
     return wrapped

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import inspect
-import pickle
 
 import pytest
 import torch
@@ -58,10 +56,6 @@ def _keeps_what_it_wraps() -> None:
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.0125
-    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert type(copied).__name__ == "SGD"
-        assert isinstance(copied, torch.optim.SGD)
-        assert copied.param_groups[0]["weight_decay"] == 0.01
     saved = optimizer.state_dict()
     other = hvd.DistributedOptimizer(make_sgd(make_model()))
     other.load_state_dict(saved)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -449,24 +447,6 @@ def _unfrozen() -> None:
 def test_a_parameter_that_is_unfrozen(ranks):
     ranks(2).run(_unfrozen)
     ranks(1).run(_unfrozen)
-
-
-def _copies() -> None:
-    model = make_model()
-    optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters(), weight=hvd.batch_weight)
-    for copied_model, copied in (copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))):
-        loss_of(copied_model, torch.ones(1, 6).double(), torch.ones(1, 3).double()).backward()
-        with pytest.raises(RuntimeError, match="no weight has been set"):
-            copied.step()
-    local = hvd.DistributedOptimizer(make_sgd(make_model()), weight=lambda: 3)
-    copied = pickle.loads(pickle.dumps(local))
-    with pytest.raises(RuntimeError, match="cannot be imported"):
-        copied.step()
-    assert copy.deepcopy(local)._reduction.options.weight() == 3
-
-
-def test_copies_keep_the_weight(ranks):
-    ranks(2).run(_copies)
 
 
 def _forgotten() -> bool:

@@ -55,16 +55,38 @@ def share_what_is_loaded(inner: torch.optim.Optimizer, wrapper: torch.optim.Opti
         inner.register_load_state_dict_post_hook(share)
 
 
-def subclass_instance(methods: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> Any:
-    """Return an object of `subclass(methods, type(optimizer))` that shares all the optimizer's attributes."""
-    wrapper = object.__new__(subclass(methods, type(optimizer)))
+class Wrapper(torch.optim.Optimizer):
+    """The methods that all wrappers share."""
+
+    _inner: torch.optim.Optimizer
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do the wrapped optimizer's `load_state_dict`. Operations in flight are not changed."""
+        super().load_state_dict(state_dict)
+        # Schedulers made before the wrapping refer to the wrapped optimizer, and change its groups.
+        self._inner.state, self._inner.param_groups = self.state, self.param_groups
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled: each parameter has one exchange with the other ranks.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"this {type(self).__name__} is a wrapped optimizer, which cannot be copied or pickled: copy the model and "
+            "the optimizer before the optimizer is wrapped, or keep optimizer.state_dict()"
+        )
+
+
+def subclass_instance(methods: type[Wrapper], optimizer: torch.optim.Optimizer) -> Any:
+    """Return an object that shares all the optimizer's attributes.
+
+    Its class has the name of the optimizer's class, and the methods override those of that class.
+    """
+    base = type(optimizer)
+    wrapper: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
     wrapper.__dict__.update(optimizer.__dict__)
     # Remove the attribute `step` that a learning rate scheduler sets: made before the wrapping, it calls the `step` of
     # the optimizer's own class.
     wrapper.__dict__.pop("step", None)
     return wrapper
-
-
-def subclass(methods: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> Any:
-    """Return a class with the name of `base` in which `methods` override those of `base`."""
-    return type(base.__name__, (methods, base), {"__module__": base.__module__})

@@ -23,10 +23,10 @@ The modules behind this façade:
 from importlib import import_module
 from typing import Any
 
+from horovodlike.arrays.consistency import check_consistency
 from horovodlike.arrays.functions import barrier, broadcast_object
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
-from horovodlike.consistency import check_consistency
 from horovodlike.errors import HorovodInternalError
 from horovodlike.keras import callbacks, elastic
 from horovodlike.keras.functions import (

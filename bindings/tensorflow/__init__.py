@@ -12,9 +12,9 @@ Example::
 from typing import Any
 
 from horovodlike._engine.metrics import flight_recorder, metrics
+from horovodlike.arrays.consistency import check_consistency
 from horovodlike.availability import collective_availability
 from horovodlike.basics import *  # the names that all bindings share
-from horovodlike.consistency import check_consistency
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow import elastic

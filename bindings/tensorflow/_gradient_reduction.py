@@ -13,8 +13,8 @@ import tensorflow as tf
 from horovodlike import basics
 from horovodlike._engine import steps
 from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
+from horovodlike.arrays.consistency import compare, of_variables
 from horovodlike.basics import Average
-from horovodlike.consistency import compare, of_variables
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow import _weights
 from horovodlike.tensorflow._ops.calls import outermost

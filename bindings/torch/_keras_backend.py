@@ -11,8 +11,8 @@ import keras
 import torch
 
 from horovodlike import weighting
+from horovodlike.arrays.consistency import compare, of_variables
 from horovodlike.basics import Max, Sum
-from horovodlike.consistency import compare, of_variables
 from horovodlike.errors import MismatchError
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet, members, registered_id

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from horovodlike.consistency import Record, check, record
+from horovodlike.arrays.consistency import Record, check, record
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._ops import disable_compile
 

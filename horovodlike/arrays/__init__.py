@@ -8,6 +8,7 @@
 * :mod:`horovodlike.arrays.operations`: from arrays to requests of the engine, handles, and results
 * :mod:`horovodlike.arrays.memory`, with :mod:`horovodlike.arrays.dlpack`: the address, shape and dtype of an array
 * :mod:`horovodlike.arrays.fast_path`: allreduces that are repeated
+* :mod:`horovodlike.arrays.consistency`: whether the ranks hold the same model; for the bindings
 
 These modules import NumPy; `horovodlike` imports them only when they are used.
 """

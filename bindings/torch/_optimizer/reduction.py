@@ -27,7 +27,7 @@ import torch
 from horovodlike import basics
 from horovodlike._engine import ops
 from horovodlike._engine.ops import GpuStream
-from horovodlike.consistency import compare
+from horovodlike.arrays.consistency import compare
 from horovodlike.process_set import check_registered, global_process_set
 from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch._ops.sparse import empty_sparse_like

@@ -76,7 +76,7 @@ Status CollectiveReporter::explain(const Status& reason, const std::vector<const
     text += is_barrier
                 ? ". If it has only called fewer barriers: is one of them inside `if rank() == 0`?"
                 : ". If it has only run out of batches before the others: call hvd.join() after the last one, or "
-                  "give all ranks as many";
+                  "give all ranks as many; if it has stopped early by itself: let all ranks decide alike";
   }
   if (in_flight.empty()) return Status(reason.code(), std::move(text));
   // A reason of several lines gets one more line.

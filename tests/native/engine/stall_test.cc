@@ -305,6 +305,7 @@ TEST(who_waits_for_a_rank_that_has_left_hears_of_join) {
     CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
     CHECK_HAS(status.message(), "rank 1 has shut the job down");
     CHECK_HAS(status.message(), "hvd.join()");
+    CHECK_HAS(status.message(), "if it has stopped early by itself: let all ranks decide alike");
   });
   CHECK(job.engine(1).job_status().message().find("hvd.join()") == std::string::npos);
 }

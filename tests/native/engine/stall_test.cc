@@ -293,7 +293,7 @@ TEST(the_error_of_a_broken_job_names_what_was_in_flight_on_each_rank) {
   CHECK_EQ(status.message(), "rank 1 is lost");
 }
 
-TEST(who_waits_for_a_rank_that_has_left_hears_of_join) {
+TEST(who_waits_for_a_rank_that_has_left_hears_the_usual_reasons) {
   Job job(2);
   job.on_all([&](int rank) {
     if (rank == 1) return job.engine(1).shut_down();
@@ -305,22 +305,10 @@ TEST(who_waits_for_a_rank_that_has_left_hears_of_join) {
     CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
     CHECK_HAS(status.message(), "rank 1 has shut the job down");
     CHECK_HAS(status.message(), "hvd.join()");
+    CHECK_HAS(status.message(), "if it has called fewer barriers: is one of them inside `if rank() == 0`?");
     CHECK_HAS(status.message(), "if it has stopped early by itself: let all ranks decide alike");
   });
   CHECK(job.engine(1).job_status().message().find("hvd.join()") == std::string::npos);
-}
-
-TEST(who_waits_in_a_barrier_for_a_rank_that_has_left_hears_that_it_called_fewer) {
-  Job job(3);
-  job.on_all([&](int rank) {
-    if (rank == 1) return job.engine(1).shut_down();
-    Status status;
-    const int64_t handle = job.enqueue(rank, make("late", HVL_BARRIER, {}), {}, {}, &status);
-    if (status.ok()) status = job.wait(rank, handle);
-    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
-    CHECK_HAS(status.message(), "fewer barriers: is one of them inside `if rank() == 0`?");
-    CHECK(status.message().find("hvd.join()") == std::string::npos);
-  });
 }
 
 }  // namespace

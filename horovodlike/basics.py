@@ -227,7 +227,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeti
             lib.hvl_shutdown(b"")
             raise
     if _pid != os.getpid():
-        atexit.register(_shut_down)
+        atexit.register(lambda: _shut_down(getattr(sys, "last_value", None)))  # which has ended the script
     _place, _settings, _pid, _engine_overlaps = joined.place, settings, os.getpid(), bool(native.overlap)
     _mpi_library, _object_key, _address = library, joined.object_key, joined.address
     _average_counts_joined = bool(native.average_counts_joined)
@@ -313,7 +313,8 @@ def _shut_down(error: BaseException | None = None) -> None:
         reporter = sys.modules.get("horovodlike._engine.reporter")
         if reporter is not None:
             reporter.stop()
-        ops.check(lib.hvl_shutdown(_described(error or sys.exc_info()[1] or getattr(sys, "last_value", None))))
+        handled = sys.exc_info()[1]
+        ops.check(lib.hvl_shutdown(_described(error or (handled if isinstance(handled, Exception) else None))))
         stack_dump.stop()
         _place = _object_key = None
         for notify in _at_shutdown:

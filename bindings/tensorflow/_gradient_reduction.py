@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from horovodlike import basics
@@ -214,16 +215,22 @@ def compared(
     """
     pairs = zip(variables, gradients, strict=True)
     shared = [one for one, each in pairs if hasattr(one, "assign") and not isinstance(each, tf.IndexedSlices)]
-    with tf.init_scope(), tf.device("CPU:0"):
-        if not shared or not tf.executing_eagerly():  # a graph of TensorFlow 1
+    with tf.init_scope():
+        if not shared or process_set.size() == 1 or not tf.executing_eagerly():  # the last: a graph of TensorFlow 1
             return list(gradients)
-        if not hasattr(shared[0], "_horovodlike_steps"):
-            shared[0]._horovodlike_steps = tf.Variable(0, trainable=False)
-    with tf.device("CPU:0"):
-        is_second = tf.equal(shared[0]._horovodlike_steps.assign_add(1), 2)
-        arguments = partial(of_variables, shared), process_set, f"{name}.{len(shared)}"
-        done = tf.cond(is_second, lambda: tf.numpy_function(lambda: compare(*arguments)(), [], []), tf.no_op)
+    leaf = str(getattr(shared[0], "name", "")).removesuffix(":0").rpartition("/")[2]
+    name = f"{name}.{len(shared)}.{re.sub('_[0-9]+$', '', leaf)}{[*shared[0].shape]}"
+
+    def count() -> np.int64:
+        steps = shared[0]._horovodlike_steps = 1 + getattr(shared[0], "_horovodlike_steps", 0)
+        if steps == 2:
+            compare(partial(of_variables, shared), process_set, name)()
+        return np.int64(steps)
+
     if tf.executing_eagerly():
+        count()
         return list(gradients)
-    with tf.control_dependencies([] if done is None else [done]):
+    with tf.device("CPU:0"):
+        counted = tf.numpy_function(count, [], tf.int64)
+    with tf.control_dependencies([counted]):
         return [tf.identity(each) if isinstance(each, tf.Tensor) else each for each in gradients]

@@ -58,9 +58,13 @@ def _check_names(names: list[str], process_set: ProcessSet) -> None:
     """Raise the same error on all ranks if they have different parameters: all would wait for one that a rank lacks."""
     digest = zlib.crc32(repr(sorted(names)).encode())
     if len(set(allgather_object(digest, "parameters", process_set))) > 1:
-        of_all = [set(each) for each in allgather_object(names, "parameters.names", process_set)]
-        odd = sorted(set.union(*of_all) - set.intersection(*of_all)) or ["a tensor without a name"]
-        lacking = [rank for rank, each in zip(process_set.ranks or (), of_all, strict=False) if odd[0] not in each]
+        of_all = allgather_object(names, "parameters.names", process_set)
+        odd = sorted(set().union(*of_all) - set(of_all[0]).intersection(*of_all))
+        if not odd:
+            numbers = [len(each) for each in of_all]
+            raise MismatchError(f"broadcast_parameters: the ranks give {numbers} tensors; all must give as many")
+        ranks = process_set.ranks or range(len(of_all))
+        lacking = [rank for rank, each in zip(ranks, of_all, strict=True) if odd[0] not in each]
         raise MismatchError(f"broadcast_parameters: ranks {lacking} do not have {odd[0]}: all need the same parameters")
 
 

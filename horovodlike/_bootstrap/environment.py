@@ -221,7 +221,7 @@ def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancesto
 
 
 def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
-    """Raise an error if some launcher has started several processes for torch.distributed, but not told local ranks."""
+    """Raise an error if a launcher has started several processes for torch.distributed without local ranks."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if all(name in environ for name in names) and environ["WORLD_SIZE"] != "1":
         shown = ", ".join(f"{name}={environ[name]}" for name in names)

@@ -62,7 +62,7 @@ def listening_addresses(host: str, resolved: Sequence[str]) -> list[str]:
     local = local_addresses()
     known = {str(each.address) for each in local}
     own = [text for text in resolved if text in known or _is_loopback(text)]
-    is_mapped = not (_is_loopback(host) or host.partition(".")[0] == "localhost")
+    is_mapped = not (_is_loopback(host) or host.partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
     if own and is_mapped and all(map(_is_loopback, own)):
         return [str(each.address) for each in local if each.is_reachable] + own
     return own

@@ -78,7 +78,7 @@ def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: 
     if process_set.size() == 1 or basics.is_elastic() or registered_id(process_set) in joined_sets:
         return lambda: None
     own = records()
-    hashes = np.frombuffer(bytes.fromhex("".join(each.digest for each in own)), np.uint8).reshape(len(own), -1)
+    hashes = np.frombuffer(bytes.fromhex("".join(each.digest for each in own)), np.uint8).reshape(len(own), 16)
     handle = allreduce_async(
         np.stack([hashes, ~hashes]), f"first_parameters.{name}", basics.Max, process_set=process_set
     )

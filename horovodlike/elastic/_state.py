@@ -56,6 +56,7 @@ class State:
         self._updates = 0
         self._file: StateFile | None = None
         self._write_failed = False  # since the ranks have last agreed on changes
+        self._saved_commit = 0  # the last commit that save() has copied whole
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Have functions called, in the order of registration, each time the job has restarted with other ranks.
@@ -93,10 +94,12 @@ class State:
         Raises:
             HostsUpdatedInterrupt: The members of the job change; all ranks raise it at the same commit.
             HorovodInternalError: The job is broken; the state may be saved on some ranks only.
-            SystemExit: This worker has been asked to leave (status 0); or any rank of a job without a driver (143).
+            SystemExit: This worker has been asked to leave (status 0); or any rank of a job without a driver (143). If
+                the commit is not on disk either, the status is 75.
         """
         self._commits += 1
         self.save()
+        self._saved_commit = self._commits
         if self._file is not None and self._file.is_due(self._commits):
             self._write_commit()
         basics.reach_fault_point("commit")
@@ -130,10 +133,10 @@ class State:
         """Write commits to disk as well, so that a new job can continue after all processes of this one have died.
 
         Call this on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes the file before
-        :meth:`commit` returns on any rank. When the members of the job change, it also writes the commit with which the
-        training begins again, though it may not be due. If no rank has seen a commit when the wrapped function begins,
-        each rank looks for the file, and the state with the most commits is used. The file is not removed when the
-        training ends: remove it to begin anew.
+        :meth:`commit` returns on any rank, unless it cannot be written. When the members of the job change, it also
+        writes the commit with which the training begins again, though it may not be due. If no rank has seen a commit
+        when the wrapped function begins, each rank looks for the file, and the state with the most commits is used. The
+        file is not removed when the training ends: remove it to start from the beginning.
 
         Args:
             path: The file, in a folder that rank 0 of a later job can read as well. It is replaced as a whole, so it
@@ -197,7 +200,8 @@ class State:
             try:
                 yield
             except BaseException as error:
-                if basics.is_initialized() and (is_alone or preemption.noted):
+                is_whole = self._saved_commit == self._commits
+                if is_whole and basics.is_initialized() and (is_alone or preemption.noted):
                     with contextlib.suppress(Exception):  # what is on disk is said below
                         self._write_commit()
                 if preemption.noted and not isinstance(error, SystemExit):
@@ -205,6 +209,8 @@ class State:
                 if said := self._on_disk():
                     print(f"{type(error).__name__} ends the training{said}", file=sys.stderr)
                 raise
+            if preemption.noted and (said := self._on_disk()):
+                print(f"the training has ended{said}; nothing newer is lost", file=sys.stderr)
 
     def _leave(self, error: BaseException | None = None) -> NoReturn:
         """Leave the job because of SIGTERM, after a commit of all ranks or because of an error.
@@ -218,14 +224,13 @@ class State:
         words = on_disk and on_disk + ("; newer work is lost" if is_lost else "; nothing newer is lost")
         if error is not None:
             words = f", after {' '.join(''.join(traceback.format_exception_only(error)).split())[:200]}{words}"
-        if worker is None:
-            print(f"this rank leaves, as SIGTERM has asked{words}", file=sys.stderr)
+        if worker is None and error is None:
             with contextlib.suppress(Exception):  # of a data loader, too, whose processes the same signal has ended
-                if error is None:
-                    _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
+                _membership.wait_for_all()  # a rank that is gone ends the others, and one of them writes the file
         basics.shutdown(error)
         if worker is not None:
             worker.leave(words, os.EX_TEMPFAIL if is_lost else 0)
+        print(f"this rank leaves, as SIGTERM has asked{words}", file=sys.stderr)
         raise SystemExit(os.EX_TEMPFAIL if is_lost else 128 + signal.SIGTERM)
 
     def _on_disk(self) -> str:

@@ -150,7 +150,7 @@ class Agent:
         def on_signal() -> None:
             if not any(number != signal.SIGCHLD for number in os.read(read, 4096)) or self._ending:
                 return
-            if os.getppid() != guard:
+            if os.getppid() != guard or not self._started:
                 self._send(FrameKind.FAILED, 0, b"the agent or its guard was killed")
                 self._end(self._grace_period)
             elif self._kill_at is None:  # a user or a tool ends all processes of the job, or of this host

@@ -228,7 +228,8 @@ def has_served(port: int) -> bool:
     end = f":{port:04X}"
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         with contextlib.suppress(OSError):
-            if any(end in line.split()[2] for line in table.read_text().splitlines()):  # the remote address
+            rows = [line.split() for line in table.read_text().splitlines()[1:]]
+            if any(row[1].endswith(end) or row[2].endswith(end) for row in rows):  # the local and the remote address
                 return True
     return False
 

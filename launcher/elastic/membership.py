@@ -417,7 +417,7 @@ class Membership(Roster):
         yield Form(before.number + 1, members, reason)
 
     def _is_barren(self, generation: Generation, next_members: tuple[int, ...], now: float) -> bool:
-        """Return True if too many generations in a row made no commit, and each broke without the loss of a host."""
+        """Return True if too many generations in a row made no commit, and each broke without the loss of a worker."""
         if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
         elif any(status >= 0 for _, status, _ in generation.failures) or (

@@ -17,6 +17,7 @@ _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, the line below the 
 
 # The lines of a rank that SIGTERM has asked to leave: horovodlike/elastic/_state.py.
 _LEAVES = re.compile(rb"leaves( at the next commit)?, as SIGTERM has asked")
+_HAS_ENDED = b"the training has ended; "
 _ON_DISK = re.compile(rb"; (no commit|commit (\d+)) is on disk(; nothing newer is lost)?")
 
 # The rendezvous server's message about a rank that is the cause although its exit code is 0.
@@ -108,7 +109,7 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 def leaves(written: bytes) -> bool:
     """Return whether SIGTERM has asked a rank to leave, according to what it has written to standard error."""
-    return _LEAVES.search(written) is not None
+    return _LEAVES.search(written) is not None and _HAS_ENDED not in written
 
 
 def departure(written: bytes, killed: str) -> tuple[int, str] | None:

@@ -335,15 +335,16 @@ class NodeListener:
     def _authenticate(self, stranger: PendingConnection, hello: bytes) -> None:
         try:
             identity, sealer, opener = accept_hello(self._key, stranger.challenge, hello)
-            has_number = self._numbered and 0 < identity.rank < identity.size
-            has_name = self._named and identity.rank == identity.size == 0
-            if identity.job != _JOB or not (has_number or has_name):
-                raise AuthenticationError("it is no launcher of another node")
         except AuthenticationError:
             with contextlib.suppress(OSError):  # it has hung up
                 caller = str(stranger.socket.getpeername()[0])
                 if caller not in self._denied and len(self._denied) < _MOST_DENIED:
                     self._denied.append(caller)
+            self._strangers.drop(stranger)
+            return
+        has_number = self._numbered and 0 < identity.rank < identity.size
+        has_name = self._named and identity.rank == identity.size == 0
+        if identity.job != _JOB or not (has_number or has_name):  # it is no launcher of another node
             self._strangers.drop(stranger)
             return
         connection = NodeConnection(self._strangers.release(stranger), sealer, opener, identity.rank)

@@ -255,8 +255,8 @@ class StaticLaunch(Launch):
         if outcome.exit_code == 0 and self._worked_alone():
             size = self._placements[0].size
             self._output.say(
-                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: each did "
-                "the whole work by itself"
+                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: if they were "
+                "to share the work, each has done all of it"
             )
         return outcome
 
@@ -264,6 +264,8 @@ class StaticLaunch(Launch):
         program, master = self._command[0], self._identity.master
         if self._task is not None or self._placements[0].size == 1 or self._server.generation:
             return False
-        if self._environ.get("MASTER_PORT") or (master and has_served(master[1])):
+        if self._environ.get("MASTER_PORT") or self._placements[0].local_size < self._placements[0].size:
+            return False  # connections of other hosts cannot be seen
+        if master and has_served(master[1]):
             return False  # the ranks of torch.distributed connect to this port
         return is_python(program) or program.endswith(".py")

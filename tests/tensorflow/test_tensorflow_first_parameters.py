@@ -50,8 +50,8 @@ def _first_variables():
 
 
 @pytest.mark.parametrize("size", (2, 3))
-def test_first_variables_that_differ_are_warned_of(ranks, size):
-    ranks(size).run(_first_variables)
+def test_first_variables_that_differ_are_warned_of(fresh_ranks, size):
+    fresh_ranks(size).run(_first_variables)
 
 
 def _without_data():

@@ -47,7 +47,7 @@ COLLECTIVES = {
     "remove_process_set": "process_set",
     "poll": "handle",
     "synchronize": "handle",
-    "barrier": "process_set",
+    "barrier": "process_set, name",
     "broadcast_parameters": "params, root_rank, process_set",
     "broadcast_optimizer_state": "optimizer, root_rank, model, process_set",
     "broadcast_object": "obj, root_rank, name, process_set",

@@ -90,8 +90,8 @@ def _without_data() -> None:
 
 @pytest.mark.parametrize("size", (2, 3))
 @pytest.mark.parametrize("case", (_differ, _agree), ids=lambda case: case.__name__.strip("_"))
-def test_first_parameters(ranks, case, size):
-    ranks(size).run(case)
+def test_first_parameters(fresh_ranks, case, size):
+    fresh_ranks(size).run(case)
 
 
 @pytest.mark.parametrize("overlap", ("always", "never"))

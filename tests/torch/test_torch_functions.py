@@ -59,7 +59,7 @@ def _unlike_parameters() -> None:
     lazy = {"weight": torch.ones(2), "cache": torch.ones(3) if hvd.rank() == 0 else None}
     with pytest.raises(MismatchError, match=rf"ranks \[1.*\b{last}\] do not have cache: all need the same parameters"):
         hvd.broadcast_parameters(lazy, 0)
-    with pytest.raises(MismatchError, match="a tensor without a name"):
+    with pytest.raises(MismatchError, match=r"the ranks give \[.*\] tensors; all must give as many"):
         hvd.broadcast_parameters([torch.ones(1)] * (1 + (hvd.rank() == last)), 0)
     weight = torch.full((2,), float(hvd.rank()))
     hvd.broadcast_parameters({"weight": weight}, last)

@@ -159,7 +159,9 @@ class ModelStateHandler(StateHandler):
         Raises:
             ValueError: The module is lazy and has not seen its input yet.
         """
-        self.saved = _snapshot({"tensors": self._buffers() | self._tensors(), "extra": self._extra_state()}, self.saved)
+        names = [name for name, _ in self.value.named_parameters()]
+        state = {"tensors": self._buffers() | self._tensors(), "parameters": names, "extra": self._extra_state()}
+        self.saved = _snapshot(state, self.saved)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -169,11 +171,12 @@ class ModelStateHandler(StateHandler):
             ValueError: The module has other parameters than those that were saved, or cannot have the saved buffers.
         """
         parameters, saved = dict(self.value.named_parameters()), self.saved["tensors"]
-        changed = [name for name in parameters if name not in saved or parameters[name].shape != saved[name].shape]
+        changed = {*self.saved.get("parameters", parameters)} ^ parameters.keys()
+        changed |= {name for name in parameters.keys() & saved.keys() if parameters[name].shape != saved[name].shape}
         if changed:
             raise ValueError(
-                f"the model has other parameters than when it was saved: {', '.join(changed)}; when a model has "
-                "been changed, assign it to the state again"
+                f"the model has other parameters than when it was saved: {', '.join(sorted(changed))}; when a model "
+                "has been changed, assign it to the state again"
             )
         self._reform_buffers({name: _form_of(saved[name]) for name in saved if name not in parameters})
         for name, tensor in self._tensors().items():

@@ -35,7 +35,7 @@ class CoordinatorHost {
   bool has_messages() const { return accepted_; }
   // Requests stack dumps from ranks that others have waited for too long; a later call reports the stall, with the
   // answers. Never waits. Calls show_inquiry() for each request, and while a tensor has stalled for so long that the
-  // job must end.  // `moved_at`: see HostMemory.
+  // job must end. `moved_at`: see HostMemory.
   Status check_stalls(StackDumpRequests* questions, uint64_t moved_at, const std::function<void()>& show_inquiry);
 
  private:

@@ -73,9 +73,9 @@ Status CollectiveReporter::explain(const Status& reason, const std::vector<const
   const bool says_why = text.find(" has shut the job down: ") != std::string::npos;
   if (reason.code() == HVL_SHUT_DOWN && !says_why && !context_.stop_requested.load()) {
     text +=
-        ". If it has only run out of batches before the others: call hvd.join() after the last one, or give all ranks "
-        "as many; if it has called fewer barriers: is one of them inside `if rank() == 0`?; if it has stopped early by "
-        "itself: let all ranks decide alike";
+        ". Usual reasons: it has run out of batches before the others (call hvd.join() after the last one, or give all "
+        "ranks as many), has called fewer barriers (is one inside `if rank() == 0`?), or has stopped early by itself "
+        "(let all ranks decide alike)";
   }
   if (in_flight.empty()) return Status(reason.code(), std::move(text));
   // A reason of several lines gets one more line.

@@ -11,6 +11,9 @@ NamedTensor* RequestTable::add(std::unique_ptr<PendingRequest> request) {
   NamedTensor* tensor = request->tensor.get();
   tensor->request = std::move(request);
   ++num_in_flight_;
+  if (tensor->request->callbacks.done != nullptr && num_with_function_++ == 0) {
+    counted_until_ = tensor->request->enqueued_at;
+  }
   return tensor;
 }
 
@@ -110,8 +113,9 @@ void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_
     for (hvl_output& output : outputs) free(output.data);  // the caller has no handle to ask for them
     // No thread waits in the engine; requests that are in flight at the same time count once.
     const uint64_t now = now_ns();
-    context_.counters.blocked_time += static_cast<int64_t>(now - std::max(request->enqueued_at, counted_until_));
+    context_.counters.blocked_time += static_cast<int64_t>(now - counted_until_);
     counted_until_ = now;
+    --num_with_function_;
     callbacks.done(callbacks.context, status.code(), status.message().c_str());
   } else {
     context_.handles->complete(request->handle, std::move(status), std::move(outputs), std::move(on_gpu));

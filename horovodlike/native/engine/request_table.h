@@ -74,7 +74,8 @@ class RequestTable {
   std::unordered_map<TensorId, Definition> definitions_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced in full, by key
   size_t num_in_flight_ = 0;
-  uint64_t counted_until_ = 0;  // when the last request with a completion function completed
+  size_t num_with_function_ = 0;  // the requests in flight with a completion function
+  uint64_t counted_until_ = 0;    // the end of their time that is counted as blocked
 };
 
 }  // namespace hvl

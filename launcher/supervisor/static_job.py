@@ -255,8 +255,8 @@ class StaticLaunch(Launch):
         if outcome.exit_code == 0 and self._worked_alone():
             size = self._placements[0].size
             self._output.say(
-                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: if they had "
-                "to share the work, each has done all of it"
+                f"hvdrun: none of the {size} ranks called hvd.init(), or made a group of torch.distributed: if they "
+                "had to share the work, each has done all of it"
             )
         return outcome
 

@@ -78,7 +78,7 @@ def test_a_name_that_is_loopback_on_its_own_host(
     program = key.with_name("train.py")
     program.write_text(
         "import numpy as np\nimport horovodlike as hvd\nhvd.init()\n"
-        "print('total', hvd.allreduce(np.ones(3), op=hvd.Sum)[0], flush=True)\n"
+        "print('total', hvd.allreduce(np.ones(3), op=hvd.Sum)[0], flush=True)\nhvd.shutdown()\n"
     )
     jobs = [start(host, nnodes, key, "-np", 1, sys.executable, program) for host in cluster.hosts]
     for job in jobs:

@@ -31,7 +31,7 @@ def test_tasks_have_the_environment_of_who_starts_them(commands):
     program = "import os; print(os.environ['GIVEN'], os.environ['SLURMD_NODENAME'])"
     env = {"PATH": "/usr/bin", "GIVEN": "value"}
     done = commands.srun([sys.executable, "-c", program], ntasks=1, nodes=1, env=env)
-    assert done.stdout == "value h0\n"
+    assert done.stdout in ("value h0\n", "value h1\n")  # the host of the test before may not be free yet
 
 
 def test_an_exit_code_comes_back(commands):

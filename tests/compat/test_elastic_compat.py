@@ -52,8 +52,9 @@ def test_the_names_of_a_state_are_horovods_and_persist() -> None:
 
 def test_a_hidden_method_can_still_be_called(tmp_path: Path) -> None:
     state = horovodlike.elastic.ObjectState(persist=1)
-    horovodlike.elastic.ObjectState.persist(state, str(tmp_path / "state"))
-    assert state.persist == 1 and state._is_persistent
+    with pytest.raises(ValueError, match="missing"):
+        horovodlike.elastic.ObjectState.persist(state, str(tmp_path / "missing" / "state"))
+    assert state.persist == 1
 
 
 @pytest.mark.parametrize("name", HOROVODS_METHODS)

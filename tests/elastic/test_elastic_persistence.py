@@ -228,6 +228,7 @@ def test_a_file_of_another_script_is_refused_by_its_name(fresh_ranks, tmp_path):
             error.startswith(name)
             and f"the state in {path} does not fit this script: it has no weights. Resume with" in error
         )
+    assert StateFile(path).read() == (3, b"")
 
 
 def train_and_look_at_the_file(path: str) -> list[tuple[int, int]]:

@@ -99,6 +99,16 @@ def test_sigterm_to_hvdrun_and_no_commit_within_the_grace(
     _check(job.finish(), 75, last, tmp_path)
 
 
+@pytest.mark.parametrize(("np", "kind"), [(3, STATIC), (2, ELASTIC)])
+def test_sigterm_to_hvdrun_and_the_training_ends(
+    launch: Callable[..., Launch], tmp_path: Path, np: int, kind: tuple[object, ...]
+) -> None:
+    job = _start(launch, tmp_path, np, *kind, wait=UNTIL_NOTICED + "            return\n")
+    _pids(job, np)
+    job.signal(signal.SIGTERM)
+    _check(job.finish(), 143, "SIGTERM has ended the job; commit 4 is on disk; nothing newer is lost", tmp_path)
+
+
 def test_an_elastic_job_that_is_not_persistent_loses_its_work(launch: Callable[..., Launch], tmp_path: Path) -> None:
     job = _start(launch, tmp_path, 2, *ELASTIC, persist="")
     _pids(job, 2)

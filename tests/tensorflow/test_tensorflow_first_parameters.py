@@ -54,6 +54,19 @@ def test_first_variables_that_differ_are_warned_of(fresh_ranks, size):
     fresh_ranks(size).run(_first_variables)
 
 
+def _export(folder):
+    """Nothing of the comparison keeps a module with a traced step from being exported."""
+    module = tf.Module()
+    module.variables_ = _variables(1)
+    module.step = tf.function(_step(module.variables_))
+    module.step()
+    tf.saved_model.save(module, f"{folder}/{hvd.rank()}")
+
+
+def test_a_traced_step_can_be_exported(ranks, tmp_path):
+    ranks(2).run(_export, str(tmp_path))
+
+
 def _without_data():
     """A rank makes its first steps after a join, when the others have compared their variables."""
     variables = _variables(1)

@@ -281,7 +281,7 @@ def _shown_ranks(text: str | None, size: int | None) -> frozenset[int] | None:
     try:
         ranks = frozenset(map(int, expand_hosts(f"[{text}]")))
     except ValueError:
-        raise UsageError(f"--show-ranks {text}: give numbers of ranks, such as 0 or 0,4-7") from None
+        raise UsageError(f"{given('--show-ranks', text)}: give numbers of ranks, such as 0 or 0,4-7") from None
     if size is not None and max(ranks) >= size:
         raise UsageError(f"--show-ranks {text}: the ranks of this job are 0 to {size - 1}")
     return ranks

@@ -94,8 +94,10 @@ def _evaluate():
         np.testing.assert_allclose(together, alone, rtol=1e-12 if exact else 1e-6)
         assert abs(own[0] - alone[0]) > 1e-6
         averaged = hvd.callbacks.MetricAverageCallback()
-        with pytest.warns(UserWarning, match=r"evaluate\(\) returns those of each rank: give them to hvd.allreduce"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             assert model.evaluate(x[share], y[share], batch_size=2, verbose=0, callbacks=[averaged]) == own
+        assert any("give them to hvd.allreduce" in str(each.message) for each in caught)
         history = model.fit(
             *(x[share], y[share]), batch_size=3, verbose=0, validation_data=(x[share], y[share]), callbacks=[averaged]
         )

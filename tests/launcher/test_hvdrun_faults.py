@@ -357,7 +357,8 @@ def test_a_folder_that_is_deleted_before_a_worker_starts(launch: Callable[..., L
     """The driver of an elastic job starts workers long after it has looked for its folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    text = f"import os; os.rmdir({str(folder)!r}) if os.path.exists({str(folder)!r}) else None; os._exit(1)"
-    job = launch("-np", 1, "--min-np", 1, "--reset-limit", 1, PYTHON, "-c", text, cwd=folder).finish()
+    # Each worker has words of its own: an error that all workers make alike ends the job.
+    text = f"import os; os.path.exists({str(folder)!r}) and os.rmdir({str(folder)!r}); os.write(2, b'%d' % os.getpid())"
+    job = launch("-np", 2, "--min-np", 1, PYTHON, "-c", f"{text}; os._exit(1)", cwd=folder).finish()
     assert f"the folder {folder} cannot be entered: No such file or directory" in job.err
     assert "Traceback" not in job.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,7 +58,8 @@ def _unlike_parameters() -> None:
     """All ranks raise the same error, and can go on."""
     last = hvd.size() - 1
     lazy = {"weight": torch.ones(2), "cache": torch.ones(3) if hvd.rank() == 0 else None}
-    with pytest.raises(MismatchError, match=rf"ranks \[1.*\b{last}\] do not have cache: all need the same parameters"):
+    others = re.escape(str([*range(1, hvd.size())]))
+    with pytest.raises(MismatchError, match=rf"ranks {others} do not have cache: all need the same parameters"):
         hvd.broadcast_parameters(lazy, 0)
     with pytest.raises(MismatchError, match=r"the ranks give \[.*\] tensors; all must give as many"):
         hvd.broadcast_parameters([torch.ones(1)] * (1 + (hvd.rank() == last)), 0)

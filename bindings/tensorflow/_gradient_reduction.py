@@ -221,7 +221,7 @@ def compared(
     leaf = str(getattr(shared[0], "name", "")).removesuffix(":0").rpartition("/")[2]
     name = f"{name}.{len(shared)}.{re.sub('_[0-9]+$', '', leaf)}{[*shared[0].shape]}"
 
-    def count() -> np.int64:
+    def count() -> Any:
         steps = shared[0]._horovodlike_steps = 1 + getattr(shared[0], "_horovodlike_steps", 0)
         if steps == 2:
             compare(partial(of_variables, shared), process_set, name)()

@@ -171,12 +171,16 @@ class ModelStateHandler(StateHandler):
             ValueError: The module has other parameters than those that were saved, or cannot have the saved buffers.
         """
         parameters, saved = dict(self.value.named_parameters()), self.saved["tensors"]
-        changed = {*self.saved.get("parameters", parameters)} ^ parameters.keys()
-        changed |= {name for name in parameters.keys() & saved.keys() if parameters[name].shape != saved[name].shape}
+        before = self.saved.get("parameters", [name for name in parameters if name in saved])
+        changed = [
+            name
+            for name in dict.fromkeys([*parameters, *before])
+            if name not in parameters or name not in before or parameters[name].shape != saved[name].shape
+        ]
         if changed:
             raise ValueError(
-                f"the model has other parameters than when it was saved: {', '.join(sorted(changed))}; when a model "
-                "has been changed, assign it to the state again"
+                f"the model has other parameters than when it was saved: {', '.join(changed)}; when a model has "
+                "been changed, assign it to the state again"
             )
         self._reform_buffers({name: _form_of(saved[name]) for name in saved if name not in parameters})
         for name, tensor in self._tensors().items():

@@ -328,7 +328,7 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that is set, and whose name is nearly that of a setting or of the above."""
+    """Return a sentence for each variable whose name is close to the name of a setting or of a variable above."""
     prefix, own = "HOROVODLIKE_", _LAUNCHERS[0]
     known = {each.variable for each in SETTINGS.values()} | {each for each in globals().values() if type(each) is str}
     known |= {*own.rank, *own.size, *own.local_rank, *own.local_size, *own.cross_rank, *own.cross_size}

@@ -59,8 +59,8 @@ class Metrics(TypedDict):
     and communication that nothing else hid. In a graph of TensorFlow no thread waits: all the time counts in which its
     requests were in flight."""
     in_flight: int
-    """The number of requests that are enqueued and not complete now; at least that of the threads that wait for a
-    result, such as a message."""
+    """The number of requests that are enqueued and not complete now; at least the number of threads that wait
+    for a result, such as a message."""
     bytes_by_shared_memory: int
     """The number of bytes of the tensors in completed batches whose ranks are on one host. Batches of a single rank
     are in none of these counters."""

@@ -14,7 +14,7 @@ _BY_LOSS = ("cubic", "reno")  # Linux lets any process use reno
 _MIN_RTT = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info; its offset is part of the kernel's ABI
 
 _OTHERS = 256
-"""Other files that may be opened, for which the limit is raised: pending connections, and those of the script."""
+"""Other files that may be opened, for which the limit is raised: pending connections, and the script's files."""
 _FEWEST_OTHERS = 16
 """Other files without room for which it is an error."""
 

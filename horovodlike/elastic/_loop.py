@@ -109,7 +109,7 @@ def _train(
 def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     """Bring all ranks to one state: if any rank needs to synchronise, all of them do."""
     if not is_first:
-        state.on_reset()  # first, as in Horovod: its collectives meet those of a new rank's script
+        state.on_reset()  # first, as in Horovod: a new rank's script calls the same collectives
     needs_sync, has_commits = agree_to_start(needs_sync, state._commits)
     if not has_commits:
         state._resume()

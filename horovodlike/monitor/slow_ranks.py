@@ -51,8 +51,8 @@ class Sample(NamedTuple):
     Attributes:
         time: When they were taken, by the monotonic clock of the rank.
         steps: The number of steps; 0 if nothing marks them.
-        blocked: In which its threads waited for collectives, or in which those of a graph of TensorFlow, for which no
-            thread waits, were in flight.
+        blocked: In which its threads waited for collectives, or in which collectives of a graph of TensorFlow, for
+            which no thread waits, were in flight.
         cpu: In which its threads ran.
         delay: In which they could have run, and another process had the processor.
         stolen: In which the hypervisor had a processor of its host.

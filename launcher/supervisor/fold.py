@@ -220,7 +220,9 @@ class Fold:
             block.before.add(last)
         self._last[rank] = block
         if block.traceback:  # the errors that it has led to come below
-            any(each.extra > 0 and self._can_follow(each, block) for each in self._blocks)
+            for each in self._blocks:
+                if each.extra > 0 and self._can_follow(each, block):
+                    break
         self._is_ready = self._is_ready or _can_be_shown(block)
 
     def _append(self, block: Block) -> None:

@@ -21,6 +21,9 @@ from keras.optimizers import LossScaleOptimizer
 from horovodlike.keras._gradients import Gradients
 from horovodlike.keras._wrapping import Local, Options, Wrapped, subclassed
 
+# The optimizers that do not treat each element of a variable alone, as far as this Keras has them.
+_OF_WHOLES = tuple(getattr(keras.optimizers, name, ()) for name in ("Adafactor", "Lamb", "Muon"))
+
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor or a variable."""
@@ -137,6 +140,21 @@ class _Distributed(_Wrapped):
     """The methods with which `DistributedOptimizer` overrides those of the optimizer that it wraps."""
 
     _distributed_gradients: Gradients
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the optimizer's variables.
+
+        Raises:
+            ValueError: The optimizer looks at whole variables, and this rank has only its part of one.
+        """
+        parts = [variable.path for variable in variables if getattr(variable, "is_part", False)]
+        clips = [name for name in ("clipnorm", "global_clipnorm") if getattr(self, name, None) is not None]
+        if parts and (clips or isinstance(self, _OF_WHOLES)):
+            raise ValueError(
+                f"{type(self).__name__}{f' with {clips[0]}' if clips else ''} looks at whole variables, and each rank "
+                f"has only its part of {parts[0]}: use another optimizer, such as Adam, without a limit of norms"
+            )
+        super().build(variables)  # type: ignore[misc]  # the optimizer's class comes next
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce the gradients over the ranks, and apply them as the wrapped optimizer does.

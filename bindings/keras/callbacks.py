@@ -80,7 +80,8 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
     def _broadcast(self) -> None:
         optimizer = objects.innermost(self.model.optimizer)
         is_wrapped = basics.size() == 1 or hasattr(getattr(optimizer, "optimizer", optimizer), "register_local_var")
-        if optimizer is not None and not is_wrapped and "keras." in type(self.model).train_step.__module__:
+        keeps_step = type(self.model).train_step.__module__.startswith(("keras.", "tf_keras."))
+        if optimizer is not None and not is_wrapped and keeps_step:
             warnings.warn("each rank trains alone: compile with hvd.DistributedOptimizer(optimizer)", stacklevel=2)
         broadcast_variables(variables_of(self.model, self._local), self.root_rank, self.process_set)
         self._is_done = True

@@ -91,7 +91,9 @@ class _ParallelLinear(_Parallel):
             whole = initializer(shape, dtype=dtype)
             return split.part(whole, self.region.place, self.region.num_ranks, ops.concatenate)
 
-        return self.add_weight(name=name, shape=tuple(own), initializer=part)
+        weight = self.add_weight(name=name, shape=tuple(own), initializer=part)
+        weight.is_part = self.region.num_ranks > 1  # for the optimizers that refuse it
+        return weight
 
     def get_config(self) -> dict[str, Any]:
         """Return the options."""

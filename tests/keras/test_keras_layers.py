@@ -239,6 +239,28 @@ def _errors():
         layers.RowParallelLinear(6, process_set=first)
 
 
+def _refused():
+    import keras
+
+    import horovodlike.keras as hvd
+
+    model = keras.Sequential([keras.Input((6,)), hvd.layers.ColumnParallelLinear(6, name="split")])
+    plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    optimizers = keras.optimizers
+    for optimizer in (
+        optimizers.Adam(clipnorm=1.0),
+        optimizers.SGD(global_clipnorm=1.0),
+        optimizers.Adafactor(),
+        optimizers.Lamb(),
+        optimizers.Muon(),
+    ):
+        wrapped = hvd.DistributedOptimizer(optimizer)
+        with pytest.raises(ValueError, match="whole variables, and each rank has only its part of .*split/kernel"):
+            wrapped.build(model.trainable_variables)
+        wrapped.build(plain.trainable_variables)
+    hvd.DistributedOptimizer(optimizers.Adam(clipvalue=1.0)).build(model.trainable_variables)
+
+
 BOTH = pytest.mark.parametrize(
     "backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
 )
@@ -262,6 +284,12 @@ def test_configurations(keras_ranks, tmp_path):
 
 def test_errors(keras_ranks):
     keras_ranks(3).run(_errors)
+
+
+@BOTH
+@pytest.mark.parametrize("size", [2, 3])
+def test_optimizers_that_look_at_whole_variables(keras_ranks, size):
+    keras_ranks(size).run(_refused)
 
 
 @pytest.mark.slow

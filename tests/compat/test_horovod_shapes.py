@@ -77,7 +77,7 @@ def test_extensions(capsys: pytest.CaptureFixture[str]) -> None:
     util.check_installed_version("pytorch", "2.13.0")
     with pytest.raises(OSError, match="undefined symbol"):
         util.check_installed_version("pytorch", "2.13.0", OSError("undefined symbol"))
-    assert (util.gpu_available("torch"), util.nccl_built()) == (basics.cuda_built(), basics.nccl_built())
+    assert (util.gpu_available("torch"), util.nccl_built()) == (basics.cuda_built(), bool(basics.nccl_built()))
     assert util.mpi_built() == basics.mpi_built()
     assert not util.ddl_built() and not util.ccl_built() and util.gloo_built(verbose=True)
 

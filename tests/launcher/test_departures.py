@@ -20,6 +20,9 @@ import os, signal
 import horovodlike
 from horovodlike import elastic
 
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
 horovodlike.init()
 state = elastic.ObjectState(step=0)
 {persist}
@@ -36,11 +39,8 @@ def train(state):
 train(state)
 """
 PERSIST = "state.persist('state', every=2)"
-# The signal comes within the step, which then ends. Its handler runs before `pause()` returns, or before the call.
+# The signal comes within the step, which then ends: its number stands in the pipe, whenever it came.
 UNTIL_NOTICED = """
-            read, write = os.pipe()
-            os.set_blocking(write, False)
-            signal.set_wakeup_fd(write)
             os.read(read, 1)
 """
 NEVER = """

@@ -22,7 +22,6 @@ class ClientSession final : public Session {
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands of a session are carried out
   // in order. They leave in batches: as few at a time as the server must keep for that.
   void call(ClientCommand* command) { waiting_.push_back(command); }
-  bool has_pending() const { return !pending_.empty() || !waiting_.empty(); }
   bool can_call() const { return !waiting_.empty() && has_room_for(*waiting_.front()); }
   // Tells the server that the client ends the connection.
   void leave();

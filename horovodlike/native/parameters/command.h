@@ -22,7 +22,7 @@ constexpr int64_t kBatchTag = 0;
 constexpr uint64_t kInlineBytes = uint64_t{4} << 10;       // of the largest payload that is in the batch
 constexpr uint64_t kMostCommandBytes = 168;                // without its payload
 constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 20;  // of a command, and of the elements that a pull returns
-// So few that a rule finds in the cache of the processor what has just been copied.
+// Small enough that a rule finds the copied elements in the cache of the processor.
 constexpr uint64_t kUsualPayloadBytes = kMostPayloadBytes / 2;
 
 // Chosen by the clients: the array, and the index of the shard in it.

@@ -12,7 +12,7 @@ namespace hvl {
 
 class CommandRunner : private ClockClient {
  public:
-  // The costs of the commands of a client that are carried out before those of the next client: one command of a large
+  // The cost of the commands that one client has carried out before the next client's turn: one command of a large
   // array, or some hundreds of small ones.
   static constexpr uint64_t kTimeSlice = kUsualPayloadBytes;
 

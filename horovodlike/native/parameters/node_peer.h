@@ -71,7 +71,7 @@ class NodePeer {
   bool waits_for_room() const { return fd_ != -1 && !is_local() && session_->is_sending(); }
   // The socket has input. An error: the peer has ended.
   Status take_input();
-  // Of a peer of this host: whether it wakes this process for what it does.
+  // For a peer of this host: whether it wakes this process after it has done something.
   void arm();
   void disarm() { doorbell().disarm(); }
   // Returns an error if the host of the peer does not answer.

@@ -236,13 +236,9 @@ def _servers(
     if count is None:
         if modules:
             raise UsageError("--server-module needs --servers N: ranks that serve parameters import modules themselves")
-        if arguments.replicated_servers:
-            raise UsageError("--replicated-servers needs --servers N, with at least two servers")
         return 0, ()
     if not 1 <= count <= MOST_RANKS:
         raise UsageError(f"--servers {count}: from 1 to {MOST_RANKS} processes can serve parameters")
-    if arguments.replicated_servers and count == 1:
-        raise UsageError("--replicated-servers needs --servers N, with at least two servers")
     for flag, given_too in (("--mpi", arguments.mpi), ("--nnodes", has_nodes), ("elastic jobs", elastic)):
         if given_too:
             raise UsageError(f"--servers cannot be used with {flag}: leave it out, and the ranks serve parameters")
@@ -378,7 +374,6 @@ def _make_spec(
         monitor=_monitor(arguments),
         servers=servers,
         server_modules=server_modules,
-        replicated_servers=arguments.replicated_servers,
         ignored=tuple(ignored),
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),

@@ -125,8 +125,6 @@ OPTIONS: tuple[Option, ...] = (
            metavar="N", more={"type": int}),
     Option("server_modules", ("--server-module",), "a module that they import: the update rules of your own",
            metavar="NAME", action="append"),
-    Option("replicated_servers", ("--replicated-servers",),
-           "go on when one of them is lost, for ParameterServer(..., replicas=1)", action=_SWITCH),
     Option("timestamps", ("-prefix-timestamp", "--prefix-output-with-timestamp"),
            "begin each line of output with the time", action=_SWITCH),
     Option("show_ranks", ("--show-ranks",),

@@ -33,7 +33,7 @@ class ParameterServer(parameter_server.ParameterServer):
     Args:
         value: A module, whose parameters are meant, a tensor, or several tensors.
         process_set: As for the class above, like all that follow.
-        **options: ``servers``, ``init``, ``root``, ``staleness``, ``payload``, ``replicas`` and ``name``.
+        **options: ``servers``, ``init``, ``root``, ``staleness``, ``payload`` and ``name``.
 
     Raises:
         TypeError: `value` is none of these, or has no parameters.

@@ -1,4 +1,4 @@
-"""Parameter servers in the core: connections, arrays and handles, as `hvl.h` has them.
+"""Parameter servers in the core: connections, arrays and handles, as `hvl_parameters.h` has them.
 
 The thread of the core moves the bytes and applies the rules. Calls here return at once, or wait for a handle. The
 memory that is given to a call is kept until the call is complete, whatever becomes of its handle.
@@ -110,22 +110,6 @@ def add_server(peer: Peer) -> int:
     return _accepted(lib.hvl_parameters_add_server(native))
 
 
-def reconnect(server: int, peer: Peer) -> None:
-    """Give a server whose connection has ended another one."""
-    native, _name = _described(peer)
-    check(lib.hvl_parameters_reconnect(server, native))
-
-
-def watch(server: int) -> int:
-    """Return a handle that is complete when the connection to a server ends."""
-    return _accepted(lib.hvl_parameters_watch(server))
-
-
-def replicate(ring: int, server: int) -> int:
-    """Have a server keep copies of this process's shards of a ring; the handle is complete when that ends."""
-    return _accepted(lib.hvl_parameters_replicate(ring, server))
-
-
 def remove_server(server: int) -> None:
     """End the connection to a server."""
     lib.hvl_parameters_remove_server(server)  # an error would say that it has ended already
@@ -158,7 +142,7 @@ def set_rules(apply: Apply) -> None:
 def hvl_apply_rule(
     _: Any, name: Any, arguments: Any, num_arguments: int, dtype: int, values: Any, pushed: Any, count: int, error: Any
 ) -> int:
-    """Carry out a rule of the user: see `hvl_parameters_rule` in `hvl.h`."""
+    """Carry out a rule of the user: see `hvl_parameters_rule` in `hvl_parameters.h`."""
     try:
         assert _apply is not None
         given = tuple(arguments[index] for index in range(num_arguments))
@@ -171,20 +155,6 @@ def hvl_apply_rule(
     return 0
 
 
-class Ring(NamedTuple):
-    """The servers among which the shards of arrays have copies: that of a shard is at the next server that is alive.
-
-    Attributes:
-        id: Unique among the rings of all clients of the servers.
-        servers: As :func:`add_server` numbers them, in their order.
-        patience: Seconds: a server that does not answer for so long is lost.
-    """
-
-    id: int
-    servers: Sequence[int]
-    patience: float
-
-
 class Array:
     """An array that servers have, as a client sees it.
 
@@ -192,14 +162,7 @@ class Array:
     handle.
     """
 
-    def __init__(
-        self,
-        number: int,
-        dtype: int,
-        shards: Sequence[tuple[int, int]],
-        num_clients: int,
-        ring: Ring | None = None,
-    ) -> None:
+    def __init__(self, number: int, dtype: int, shards: Sequence[tuple[int, int]], num_clients: int) -> None:
         """Describe the array; nothing is sent.
 
         Args:
@@ -207,17 +170,12 @@ class Array:
             dtype: The element type.
             shards: For each shard its server, as :func:`add_server` numbers it, and its number of elements.
             num_clients: How many clients tick; 0: none does.
-            ring: The servers that have copies; None: there are no copies.
         """
         native = ffi.new("hvl_parameters_array_config *")
         native.id, native.dtype, native.num_clients = number, dtype, num_clients
         native.shards = listed = ffi.new("hvl_parameters_shard[]", list(shards))
         native.num_shards = len(shards)
         self.num_blocks = sum((count + BLOCK - 1) // BLOCK for _, count in shards)
-        if ring is not None:
-            native.ring = described = ffi.new("hvl_parameters_ring *")
-            described.servers = servers = ffi.new("int64_t[]", list(ring.servers))
-            described.id, described.num_servers, described.patience = ring.id, len(servers), ring.patience
         opened = lib.hvl_parameters_open(native)
         del listed
         if opened == ffi.NULL:
@@ -228,10 +186,6 @@ class Array:
         """Create the shards, with zeros, unless they exist."""
         return _accepted(lib.hvl_parameters_create(self._native))
 
-    def await_copies(self) -> int:
-        """Complete when all shards have copies."""
-        return _accepted(lib.hvl_parameters_await_copies(self._native))
-
     def remove(self) -> int:
         """Free the shards at the servers."""
         return _accepted(lib.hvl_parameters_remove(self._native))
@@ -239,31 +193,31 @@ class Array:
     def send(self, update: Update, offset: int, count: int, address: int, keeper: object) -> int:
         """Update a range of elements."""
         memory = ffi.cast("void *", address)
-        return _lend(lib.hvl_parameters_send(self._native, update.native, offset, count, memory), keeper)
+        return _borrow(lib.hvl_parameters_send(self._native, update.native, offset, count, memory), keeper)
 
     def receive(self, offset: int, count: int, address: int, keeper: object) -> int:
         """Copy a range of elements to memory."""
         memory = ffi.cast("void *", address)
-        return _lend(lib.hvl_parameters_receive(self._native, offset, count, memory), keeper)
+        return _borrow(lib.hvl_parameters_receive(self._native, offset, count, memory), keeper)
 
     def send_rows(self, update: Update, indices: Rows, length: int, address: int, keeper: object) -> int:
         """Update rows of `length` elements."""
         chosen, memory = ffi.cast("int64_t *", indices.address), ffi.cast("void *", address)
         arguments = (update.native, chosen, indices.size, length, memory)
-        return _lend(lib.hvl_parameters_send_rows(self._native, *arguments), keeper)
+        return _borrow(lib.hvl_parameters_send_rows(self._native, *arguments), keeper)
 
     def receive_rows(self, indices: Rows, length: int, address: int, keeper: object) -> int:
         """Copy rows of `length` elements to memory."""
         chosen, memory = ffi.cast("int64_t *", indices.address), ffi.cast("void *", address)
-        return _lend(lib.hvl_parameters_receive_rows(self._native, chosen, indices.size, length, memory), keeper)
+        return _borrow(lib.hvl_parameters_receive_rows(self._native, chosen, indices.size, length, memory), keeper)
 
     def send_state(self, state: Remembered, address: int, keeper: object) -> int:
         """Replace what the servers remember."""
-        return _lend(lib.hvl_parameters_send_state(self._native, state, ffi.cast("void *", address)), keeper)
+        return _borrow(lib.hvl_parameters_send_state(self._native, state, ffi.cast("void *", address)), keeper)
 
     def receive_state(self, state: Remembered, address: int, keeper: object) -> int:
         """Copy what the servers remember to memory."""
-        return _lend(lib.hvl_parameters_receive_state(self._native, state, ffi.cast("void *", address)), keeper)
+        return _borrow(lib.hvl_parameters_receive_state(self._native, state, ffi.cast("void *", address)), keeper)
 
     def tick(self, staleness: int) -> int:
         """Advance this client's clock; complete when it is at most `staleness` ahead of the slowest one."""
@@ -282,7 +236,7 @@ class Rows(NamedTuple):
 
 
 # By handle of each call that is not known to be complete: the object that keeps its memory.
-_lent: dict[int, object] = {}
+_borrowed: dict[int, object] = {}
 # Those that no thread will wait for, the oldest first. No lock: the garbage collector may abandon one at any point.
 _abandoned: deque[int] = deque()
 _MOST_ABANDONED = 1024  # with more, a further call waits for the oldest one
@@ -294,10 +248,10 @@ def _accepted(number: int) -> int:
     return number
 
 
-def _lend(handle: int, keeper: object) -> int:
+def _borrow(handle: int, keeper: object) -> int:
     if handle < 0:
         check(-handle)
-    _lent[handle] = keeper
+    _borrowed[handle] = keeper
     _forget_abandoned()
     while len(_abandoned) > _MOST_ABANDONED:
         _forget_abandoned(WAIT_SLICE_SECONDS)
@@ -314,7 +268,7 @@ def _forget_abandoned(patience: float = 0.0) -> None:
         if lib.hvl_parameters_wait(handle, patience) == lib.HVL_IN_PROGRESS:
             _abandoned.appendleft(handle)
             return
-        _lent.pop(handle, None)
+        _borrowed.pop(handle, None)
         patience = 0.0
 
 
@@ -349,7 +303,7 @@ def wait(handles: Sequence[int], timeout: float | None) -> bool:
         status = lib.hvl_parameters_wait_all(native, len(handles), left)
         if status != lib.HVL_IN_PROGRESS:
             for handle in handles:
-                _lent.pop(handle, None)
+                _borrowed.pop(handle, None)
             if status != 0:
                 check(status)
             return True

@@ -21,7 +21,6 @@ from horovodlike._net.socket_options import ensure_descriptors
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.parameter_server import _rules, _servers
 from horovodlike.parameter_server._connections import Listener, facts_of
-from horovodlike.parameter_server._copies import CopyKeeper
 
 _SIZE = "HOROVODLIKE_SIZE"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -60,16 +59,16 @@ def _listen(number: int) -> Listener:
     environ, settings = os.environ, config.load(os.environ)
     key = _servers.key_of_dedicated()
     size = int(environ[_SIZE])
-    place = RankInfo(
+    rank_info = RankInfo(
         size + number, size, job=environ.get(JOB_ID, ""), node_id=environ.get(HOST_ID) or environ.get(NODE_ID)
     )
-    with _servers.rendezvous(place, settings) as joined:
+    with _servers.rendezvous(rank_info, settings) as joined:
         address = own_address(0, [(joined.local_address, joined.server_address)], settings.network_interface)
         _rules.serve()
         ensure_descriptors(size, "the connections of a server of parameters")
-        facts = facts_of(place, settings)
+        facts = facts_of(rank_info, settings)
         name = f"parameter server {number} ({facts.name})"
-        listener = Listener(key, address, name, facts, settings, _rules.registered, CopyKeeper)
+        listener = Listener(key, address, name, facts, settings, _rules.registered)
         try:
             joined.publish(listener.address)
         except BaseException:

@@ -19,8 +19,7 @@ from horovodlike.arrays.functions import allgather_object, barrier
 from horovodlike.arrays.memory import NumpyArray, check_distinct
 from horovodlike.errors import MismatchError
 from horovodlike.parameter_server import _checkpoint, _rules, _servers
-from horovodlike.parameter_server._connections import Address, Client, Connected, ServerRing, facts_of, load_settings
-from horovodlike.parameter_server._copies import Reconnections
+from horovodlike.parameter_server._connections import Address, Client, Connected, facts_of, load_settings
 from horovodlike.parameter_server._handles import Handle
 from horovodlike.parameter_server._sharding import split
 from horovodlike.parameter_server._template import Template, address, in_memory, written
@@ -31,7 +30,6 @@ Servers = Literal["ranks", "dedicated"]
 _unnamed = UnnamedCounter()
 _PAYLOADS = {None: Payload.FULL, "bfloat16": Payload.BFLOAT16, "int8": Payload.INT8}
 _UPDATES_KEPT = 64
-_LONGEST_PATIENCE = 3600.0
 _FLOATS = ("float32", "float64")
 
 
@@ -57,9 +55,6 @@ class ParameterServer:
         staleness: For `tick`: how many ticks a rank may be ahead of the slowest one; None: `tick` is not used.
         payload: How elements are sent: None, as they are; for float32 and float64 also ``"bfloat16"`` or ``"int8"``.
             The rules that add make up for the rounding: what was lost is added to what is sent next.
-        replicas: 1: the part of each server has a copy at the next one, which continues when the server is lost. Then
-            nothing is lost that a `wait` has acknowledged, and no update is applied twice. A server counts as lost when
-            it has ended, or does not answer for HOROVODLIKE_NETWORK_TIMEOUT seconds (3600 at most).
         name: A name for messages; None: ``parameters.N``.
 
     Raises:
@@ -80,7 +75,6 @@ class ParameterServer:
         root: int = 0,
         staleness: int | None = None,
         payload: Literal["bfloat16", "int8"] | None = None,
-        replicas: int = 0,
         name: str | None = None,
     ) -> None:
         """Make the parts and fill them. A collective call of all ranks of the process set."""
@@ -93,8 +87,7 @@ class ParameterServer:
         self._set = global_process_set if process_set is None else process_set
         set_id = registered_id(self._set)
         self.name = f"parameters.{_unnamed.next(set_id)}" if name is None else name
-        self._reconnections: Reconnections | None = None
-        reports = self._agree(lambda: self._prepare(value, name, servers, init, root, staleness, payload, replicas))
+        reports = self._agree(lambda: self._prepare(value, name, servers, init, root, staleness, payload))
         self._check_alike([report[0] for report in reports])
         self._agree(lambda: self._make([report[1] for report in reports], min(report[2] for report in reports)))
 
@@ -114,14 +107,15 @@ class ParameterServer:
         return [made for _, made in reports]
 
     def _prepare(
-        self, value: Any, name: Any, servers: Any, init: Any, root: Any, staleness: Any, payload: Any, replicas: Any
+        self, value: Any, name: Any, servers: Any, init: Any, root: Any, staleness: Any, payload: Any
     ) -> tuple[dict[str, Any], Address | None, int]:
         """Check the arguments, and begin to serve; return what must be alike, where this rank serves, and a number."""
         check_name(name, "ParameterServer")
         self._settings = load_settings()
-        self._replicas = _not_negative(replicas, "replicas", self.name)
         template = self._template = Template(value, self.name)
-        self._staleness = None if staleness is None else _not_negative(staleness, "staleness", self.name)
+        self._staleness = None if staleness is None else integer(staleness, "staleness", self.name)
+        if self._staleness is not None and self._staleness < 0:
+            raise ValueError(f"{self.name}: staleness must be 0 or more, got {self._staleness}")
         if payload not in _PAYLOADS:
             raise ValueError(f"{self.name}: payload must be None, 'bfloat16' or 'int8', got {payload!r}")
         narrow = [dtype.name for dtype in template.dtypes if dtype.name not in _FLOATS]
@@ -136,12 +130,6 @@ class ParameterServer:
         self._is_dedicated = bool(dedicated) and servers != "ranks"
         self._root = self._checked_root(init, root)
         count = dedicated if self._is_dedicated else len(self._ranks)
-        if self._replicas > min(1, count - 1):
-            raise ValueError(
-                f"{self.name}: replicas={self._replicas}: there is one server, so there is no other one for copies"
-                if self._replicas == 1
-                else f"{self.name}: replicas must be 0 or 1, got {self._replicas}"
-            )
         self._parts = split(template.sizes, count, self.name)
         where = None if self._is_dedicated else _servers.serve(self._settings)
         alike = {
@@ -151,7 +139,6 @@ class ParameterServer:
             "servers": servers,
             "staleness": self._staleness,
             "payload": payload,
-            "replicas": self._replicas,
         }
         return alike, where, secrets.randbits(62)
 
@@ -186,22 +173,14 @@ class ParameterServer:
             listed, key = _servers.find_dedicated(self._settings), _servers.key_of_dedicated()
         facts = facts_of(basics.place(), self._settings)
         client = Client(f"rank {basics.rank()} on {facts.name}, client of {self.name}", facts, self._settings)
-        servers = [where for where in listed if where is not None]
-        rings = [ServerRing(number + 1, servers, own) for own in range(len(servers))] if self._replicas else []
-        for index, where in enumerate(servers):
-            self._connected.append(client.connect(where, key, rings[index] if rings else None))
-        ring = None
-        if rings:
-            patience = min(self._settings.network_timeout, _LONGEST_PATIENCE)
-            ring = parameters.Ring(number + 1, [each.number for each in self._connected], patience)
+        for where in listed:
+            if where is not None:
+                self._connected.append(client.connect(where, key))
         for index, (dtype, parts) in enumerate(zip(self._template.dtypes, self._parts, strict=True)):
             shards = [(self._connected[part.server].number, part.size) for part in parts]
             clients = len(self._ranks) if index == 0 and self._staleness is not None else 0
-            self._arrays.append(Array(number + index, dtype, shards, clients, ring))
+            self._arrays.append(Array(number + index, dtype, shards, clients))
         Handle([array.create() for array in self._arrays]).wait(self._settings.start_timeout)
-        if rings:
-            self.await_replicas().wait(self._settings.start_timeout)
-            self._reconnections = Reconnections(rings, self._connected, client, key)
         if self._root in (None, basics.rank()):
             self._fill()
         self._template.forget()
@@ -212,8 +191,8 @@ class ParameterServer:
             memory = in_memory(given).reshape(-1)
             for part in parts:
                 if self._root is not None or part.server == mine:
-                    piece = memory[part.offset : part.offset + part.size]
-                    calls.append(array.send(Update("copy"), part.offset, part.size, address(piece), piece))
+                    elements = memory[part.offset : part.offset + part.size]
+                    calls.append(array.send(Update("copy"), part.offset, part.size, address(elements), elements))
         Handle(calls).wait()
 
     @property
@@ -350,17 +329,6 @@ class ParameterServer:
             raise ValueError(f"{self.name}: tick() needs staleness=..., which the constructor takes")
         return Handle([first.tick(self._staleness)])
 
-    def await_replicas(self) -> Handle:
-        """Return a handle that is complete when all parts have copies: then the next server may be lost.
-
-        Raises:
-            ValueError: `replicas` is 0, or this object is closed.
-        """
-        arrays = self._open_arrays()
-        if not self._replicas:
-            raise ValueError(f"{self.name}: await_replicas() needs replicas=1, which the constructor takes")
-        return Handle([array.await_copies() for array in arrays])
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the elements, and what the rules remember, to a file. One rank calls it, between updates of the others.
 
@@ -437,9 +405,6 @@ class ParameterServer:
         """End this rank's connections, without the other ranks; for the end of the job."""
         self._why_closed = self._why_closed or "it was closed"
         self._prefetched = None
-        if self._reconnections is not None:
-            self._reconnections.close()
-        self._reconnections = None
         self._arrays = []
         while self._connected:
             parameters.remove_server(self._connected.pop().number)
@@ -486,10 +451,3 @@ class ParameterServer:
         with contextlib.suppress(TypeError):
             self._updates[key] = update, found.has_payload
         return update, found.has_payload
-
-
-def _not_negative(value: Any, argument: str, operation: str) -> int:
-    number = integer(value, argument, operation)
-    if number < 0:
-        raise ValueError(f"{operation}: {argument} must be 0 or more, got {number}")
-    return number

@@ -4,8 +4,7 @@ A server accepts clients at any time, in a thread of its own. The handshake is t
 ends send one message each, in JSON:
 
 * the server: where it runs, a salt, the update rules that the user has added there;
-* the client: its name, a salt, if it runs on the same host, shared memory that it has made, and if there are copies,
-  the servers among which they are kept.
+* the client: its name, a salt, and if it runs on the same host, shared memory that it has made.
 
 A process that is its own server recognises its salt: the core needs no connection then. Else the server answers whether
 it could open that memory, and both ends hand the socket over to the core. The MACs of the core have keys of their own,
@@ -20,9 +19,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from horovodlike import config as config_module
 from horovodlike._bootstrap.environment import RankInfo
@@ -63,20 +62,6 @@ class Address(NamedTuple):
     name: str
 
 
-class ServerRing(NamedTuple):
-    """Servers that keep copies for each other, as a client tells one of them.
-
-    Attributes:
-        id: Its number, unique among those of all clients.
-        servers: Their addresses, in the order of the ring.
-        own: The index of the server that gets this.
-    """
-
-    id: int
-    servers: Sequence[Address]
-    own: int
-
-
 @dataclass(frozen=True)
 class Connected:
     """A server to which this process has connected.
@@ -90,20 +75,9 @@ class Connected:
     rules: frozenset[str]
 
 
-def facts_of(place: RankInfo, settings: Config) -> HostFacts:
+def facts_of(rank_info: RankInfo, settings: Config) -> HostFacts:
     """Return where this process runs, to find out whether the other end can share memory with it."""
-    return HostFacts.collect(place, chosen=bool(settings.hostid))
-
-
-class Keeper(Protocol):
-    """The part of a server that keeps the copies of its shards at another one."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True if no copies are needed any more."""
-
-    def close(self) -> None:
-        """End it."""
+    return HostFacts.collect(rank_info, chosen=bool(settings.hostid))
 
 
 class Listener:
@@ -117,8 +91,6 @@ class Listener:
         facts: HostFacts,
         settings: Config,
         rules: Callable[[], Mapping[str, Any]],
-        keep_copies: Callable[[ServerRing, Client, JobKey], Keeper],
-        port: int = 0,
     ) -> None:
         """Listen, and start the thread.
 
@@ -129,18 +101,14 @@ class Listener:
             facts: Where this process runs.
             settings: All settings.
             rules: Returns the update rules that the user has added.
-            keep_copies: Makes what keeps the copies of a ring, given this process as a client, and the key.
-            port: The port; 0: a free one.
 
         Raises:
             RendezvousError: It cannot listen.
         """
         self._key, self._facts, self._settings, self._rules = key, facts, settings, rules
-        [listening] = listen(name, [host], [port])
+        [listening] = listen(name, [host], [0])
         self.address = Address(host, listening.getsockname()[1], name)
         self._salts: dict[Connection, bytes] = {}
-        self._copies: dict[int, Keeper] = {}
-        self._keep_copies = keep_copies
         self._server = SecureServer(key, self, who="client")
         self._server.listen([listening])
         self._thread = ServerThread(self._server, "horovodlike-parameters")
@@ -149,8 +117,6 @@ class Listener:
         """Accept no more clients, and end the thread; clients that were handed over are not affected."""
         self._thread.close()
         _own_salts.difference_update(salt.hex() for salt in self._salts.values())
-        while self._copies:
-            self._copies.popitem()[1].close()
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
@@ -172,7 +138,7 @@ class Listener:
             message = json.loads(payload)
             name, pid, memory = str(message["name"])[:_NAME_LENGTH], int(message["pid"]), message["memory"]
             salts = bytes.fromhex(message["salt"]) + self._forget(connection)
-            ring, is_own = _read_ring(message["ring"]), message["own"] is True
+            is_own = message["own"] is True
             if len(salts) != 2 * _SALT_BYTES or not 0 <= pid < 1 << 31:
                 raise ValueError("salt, pid")
         except Exception as error:  # whatever a peer sends ends its own connection, and no other
@@ -194,10 +160,6 @@ class Listener:
                 if not is_own:
                     set_options(handed, MESSAGES, self._settings)
                     parameters.add_client(Peer(handed.fileno(), name, keys, self._settings.seal_data, memory_fd, pid))
-                self._copies = {number: each for number, each in self._copies.items() if not each.has_ended}
-                if ring is not None and ring.id not in self._copies:
-                    client = Client(f"{self.address.name}, for copies", self._facts, self._settings)
-                    self._copies[ring.id] = self._keep_copies(ring, client, self._key)
             except (OSError, HorovodInternalError, ValueError) as error:  # the client finds its connection closed
                 self._warn(f"{name} cannot be served: {error}")
 
@@ -214,16 +176,6 @@ class Listener:
     def _warn(self, text: str) -> None:
         if self._settings.log_level not in ("error", "fatal"):
             print(f"horovodlike warning: {self.address.name}: {text}", file=sys.stderr)
-
-
-def _read_ring(given: Any) -> ServerRing | None:
-    if given is None:
-        return None
-    servers = [Address(str(host), int(port), str(name)[:_NAME_LENGTH]) for host, port, name in given["servers"]]
-    ring = ServerRing(int(given["id"]), servers, int(given["own"]))
-    if not 0 < ring.id < 1 << 63 or not 0 <= ring.own < len(servers):
-        raise ValueError("ring")
-    return ring
 
 
 def _open(memory: Mapping[str, Any]) -> int:
@@ -255,37 +207,26 @@ class Client:
     facts: HostFacts
     settings: Config
 
-    def connect(
-        self,
-        address: Address,
-        key: JobKey,
-        ring: ServerRing | None = None,
-        replaces: Connected | None = None,
-        patience: float | None = None,
-    ) -> Connected:
+    def connect(self, address: Address, key: JobKey) -> Connected:
         """Connect to a server, and hand the connection over to the core.
 
         Args:
             address: Where the server listens.
             key: The key that it must hold.
-            ring: The servers with copies, for the server; None: there are no copies.
-            replaces: A connection to it that has ended, whose number the new one gets.
-            patience: Seconds; None: as at the start of a job.
 
         Raises:
             RendezvousError: The server cannot be reached or does not hold the key; the message names it.
         """
         ensure_descriptors(8, "a connection to a server of parameters")
         where = f"{address.name} at {address.host}:{address.port}"
-        if patience is None:
-            patience = max(self.settings.start_timeout, HANDSHAKE_TIMEOUT)
+        patience = max(self.settings.start_timeout, HANDSHAKE_TIMEOUT)
         deadline = time.monotonic() + patience
         try:
             with contextlib.closing(dial(address.host, address.port, patience)) as answers:
                 connected = next(answers)
             channel = ClientChannel(connected, key, Identity(0, 1, _JOB), deadline)
             with contextlib.closing(channel):
-                return self._introduce(channel, address.name, key, ring, replaces, deadline)
+                return self._introduce(channel, address.name, key, deadline)
         except (AuthenticationError, VersionError) as error:
             raise RendezvousError(f"{where} cannot be used: {error}") from None
         except OSError as error:
@@ -293,15 +234,7 @@ class Client:
                 f"{where} cannot be reached ({error.strerror or error}); does it still run?"
             ) from error
 
-    def _introduce(
-        self,
-        channel: ClientChannel,
-        server: str,
-        key: JobKey,
-        ring: ServerRing | None,
-        replaces: Connected | None,
-        deadline: float,
-    ) -> Connected:
+    def _introduce(self, channel: ClientChannel, server: str, key: JobKey, deadline: float) -> Connected:
         hello = json.loads(channel.receive(deadline))
         if "refused" in hello:
             raise RendezvousError(f"{server} has rejected this client: {hello['refused']}")
@@ -310,7 +243,7 @@ class Client:
         with _memory(not is_own and tuple(hello["host"]) == self.facts.identity) as (memory_fd, offer):
             pid = os.getpid() if memory_fd >= 0 else 0
             introduction = {"name": self.name, "salt": salt.hex(), "pid": pid, "memory": offer, "own": is_own}
-            channel.send(encode({**introduction, "ring": None if ring is None else ring._asdict()}), deadline)
+            channel.send(encode(introduction), deadline)
             answer = json.loads(channel.receive(deadline))
             if memory_fd >= 0 and not answer["memory"] and self.settings.log_level not in ("error", "fatal"):
                 why = answer["problem"]
@@ -319,9 +252,6 @@ class Client:
             set_options(channel.socket, MESSAGES, self.settings)
             shared = (memory_fd, int(hello["pid"])) if answer["memory"] else (-1, 0)
             peer = Peer(channel.socket.fileno(), server, keys, bool(hello["seal"]), *shared, is_own)
-            if replaces is not None:
-                parameters.reconnect(replaces.number, peer)
-                return replaces
             return Connected(parameters.add_server(peer), frozenset(map(str, hello["rules"])))
 
 

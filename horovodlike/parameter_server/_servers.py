@@ -26,7 +26,6 @@ from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
 from horovodlike.parameter_server import _rules
 from horovodlike.parameter_server._connections import Address, Listener, facts_of
-from horovodlike.parameter_server._copies import CopyKeeper
 
 _lock = threading.RLock()
 _listener: Listener | None = None  # of this rank, if it serves
@@ -79,7 +78,7 @@ def serve(settings: Config) -> Address:
             _rules.serve()
             name = f"the parameter server of rank {basics.rank()}"
             facts = facts_of(basics.place(), settings)
-            _listener = Listener(key_of_ranks(), basics.address(), name, facts, settings, _rules.registered, CopyKeeper)
+            _listener = Listener(key_of_ranks(), basics.address(), name, facts, settings, _rules.registered)
         return _listener.address
 
 
@@ -92,19 +91,19 @@ def find_dedicated(settings: Config) -> Sequence[Address]:
     global _dedicated
     with _lock:
         if _dedicated is None:
-            place = replace(find_rank_info(os.environ), job=os.environ.get(JOB_ID, ""))  # also in a job of one rank
-            with rendezvous(place, settings) as joined:
+            rank_info = replace(find_rank_info(os.environ), job=os.environ.get(JOB_ID, ""))  # also in a job of one rank
+            with rendezvous(rank_info, settings) as joined:
                 _dedicated = [Address(str(each[0]), int(each[1]), str(each[2])) for each in joined.find_servers()]
         return _dedicated
 
 
-def rendezvous(place: RankInfo, settings: Config) -> Rendezvous:
+def rendezvous(rank_info: RankInfo, settings: Config) -> Rendezvous:
     """Connect to the rendezvous server of hvdrun."""
     key = take_key(os.environ)
     if key is None or RENDEZVOUS_PORT not in os.environ:
         raise RendezvousError("hvdrun --servers starts servers of parameters, and it has not started this process")
     host, port = os.environ[RENDEZVOUS_ADDRESS], int(os.environ[RENDEZVOUS_PORT])
-    return Rendezvous(host, port, key, place, settings.start_timeout, "hvdrun")
+    return Rendezvous(host, port, key, rank_info, settings.start_timeout, "hvdrun")
 
 
 def add_user(user: _Closable) -> None:

@@ -146,7 +146,6 @@ class JobSpec:
         reasons: The reasons for decisions about the job, for ``verbose``.
         servers: How many processes serve parameters beside the ranks.
         server_modules: The modules that they import, for the user's own update rules.
-        replicated_servers: Whether the job goes on when one of them is lost.
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
         place: What the platform has said about this node, or None.
         grace_period: How long ranks may take to end after a signal to the launcher, in seconds.
@@ -180,7 +179,6 @@ class JobSpec:
     reasons: tuple[str, ...] = field(default=(), compare=False)
     servers: int = 0
     server_modules: tuple[str, ...] = ()
-    replicated_servers: bool = False
     files: tuple[str, ...] = ()
     place: str | None = field(default=None, compare=False)
     grace_period: float = 5.0

@@ -73,7 +73,6 @@ class Job(Supervisor):
         look_every: float | None = None,
         on_gone: Callable[[int, str], None] | None = None,
         num_ranks: int | None = None,
-        needs_servers: bool = True,
         grace_period: float = GRACE_S,
     ) -> None:
         """Prepare the job; :meth:`run` supervises it.
@@ -86,8 +85,8 @@ class Job(Supervisor):
             network_timeout: How long another host may be silent, in seconds.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
-            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal.
-            needs_servers: Whether the job ends if a server exits before.
+            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal. If a
+                server exits before, the job fails.
             grace_period: How long ranks may take to end after a signal to this process, in seconds.
         """
         super().__init__(output, wakeup)
@@ -98,7 +97,6 @@ class Job(Supervisor):
         self._look_every = look_every
         self._tell_gone = on_gone
         self._num_ranks = num_ranks
-        self._needs_servers = needs_servers
         self._grace_period = grace_period
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
@@ -193,10 +191,7 @@ class Job(Supervisor):
             if not self._ended and self._a_rank_runs():
                 host = self._connection_of[rank].host
                 how = failure_attribution.how_it_ended(server, pid, status, host, "server")
-                if self._needs_servers:
-                    self._blame(f"{how}, and the ranks need it")
-                else:
-                    self._output.say(f"hvdrun: {how}; the job goes on without it")
+                self._blame(f"{how}, and the ranks need it")
             return
         if status == -signal.SIGKILL:
             self._killed.append(rank)

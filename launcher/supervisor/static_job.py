@@ -236,7 +236,6 @@ class StaticLaunch(Launch):
             on_gone=self._server.exited,
             grace_period=self._spec.grace_period,
             num_ranks=self._num_ranks,
-            needs_servers=not self._spec.replicated_servers,
         )
         self._attach(self._job)
         self._say(*self._said)

@@ -113,10 +113,9 @@ struct Array {
   std::unique_ptr<ClientArray> array;
 
   Array(Process* of, const std::vector<hvl_parameters_shard>& shards, int32_t num_clients = 0,
-        DataType dtype = HVL_FLOAT32, const hvl_parameters_ring* ring = nullptr)
+        DataType dtype = HVL_FLOAT32)
       : process(of) {
-    const hvl_parameters_array_config config{7,           dtype, shards.data(), static_cast<int32_t>(shards.size()),
-                                             num_clients, ring};
+    const hvl_parameters_array_config config{7, dtype, shards.data(), static_cast<int32_t>(shards.size()), num_clients};
     CHECK_EQ(ClientArray::make(config, &array).message(), "");
   }
   Status create() {

@@ -154,34 +154,31 @@ def test_a_killed_server_fails_the_ranks_and_the_job(launch: Callable[..., Launc
     assert ended.out.count(b"failed at") == 2
 
 
-def test_a_killed_server_is_replaced_by_its_copy(launch: Callable[..., Launch]) -> None:
-    job = launch(
-        "-np 2 --servers 3 --replicated-servers",
-        """
-        server = ParameterServer([np.zeros(200_000, np.int64), np.zeros(7)], replicas=1)
-        for push in range(200):
-            server.send([np.ones(200_000, np.int64), np.ones(7)]).wait()
-            if push == 20:
-                print("ready", flush=True)
-        hvd.barrier()
-        server.await_replicas().wait(30)
-        hvd.barrier()
-        print("complete", flush=True)
-        for push in range(200):
-            server.send([np.ones(200_000, np.int64), np.ones(7)]).wait()
-        hvd.barrier()
-        assert all((each == 800).all() for each in server.receive().wait())
-        server.close()
-    """,
-    )
-    job.expect(b"ready", 2)
+def test_a_job_restarts_from_the_last_save_before_a_server_was_lost(launch: Callable[..., Launch]) -> None:
+    program = """
+        path = os.path.join(os.path.dirname(__file__), "parameters.npz")
+        with ParameterServer(np.zeros(1000)) as server:
+            if rank == 0 and os.path.exists(path):
+                server.load(path)
+            hvd.barrier()
+            [restored] = set(server.receive().wait())
+            hvd.barrier()
+            server.send(np.ones(1000)).wait()
+            hvd.barrier()
+            if rank == 0:
+                server.save(path)
+            hvd.barrier()
+            print(f"began with {restored}", flush=True)
+            while restored == 0:
+                server.send(np.ones(1000)).wait()
+    """
+    job = launch("-np 2 --servers 2", program)
+    job.expect(b"began with 0.0", 2)
     os.kill(servers_of(job)[0], signal.SIGKILL)
-    job.expect(b"complete", 2)
-    os.kill(servers_of(job)[0], signal.SIGKILL)
-    ended = job.finish()
+    assert job.finish().code == 1
+    ended = launch("-np 2 --servers 2", program).finish()
     assert ended.code == 0, ended.err
-    assert ended.err.count("was killed by signal 9 (SIGKILL); the job goes on without it") == 2
-    assert "this parameter server continues with the copy of shard" in ended.err
+    assert ended.out.count(b"began with 2.0") == 2
 
 
 def test_a_module_that_cannot_be_imported_ends_the_job(run: Callable[..., Ended]) -> None:
@@ -259,8 +256,6 @@ def test_output_of_servers(run: Callable[..., Ended], tmp_path: Path) -> None:
         ("--servers 0", "--servers 0: from 1 to 65536 processes can serve parameters"),
         ("--server-module rules", "--server-module needs --servers N"),
         ("--servers 2 --server-module rules.py/", "give the name of a module, such as my_rules, not that of a file"),
-        ("--replicated-servers", "--replicated-servers needs --servers N, with at least two servers"),
-        ("--servers 1 --replicated-servers", "--replicated-servers needs --servers N, with at least two servers"),
         ("--servers 2 --min-np 1", "--servers cannot be used with elastic jobs"),
         ("--servers 2 --mpi", "--servers cannot be used with --mpi"),
     ],

@@ -495,7 +495,7 @@ def _fire_and_forget():
         assert kept <= max(lengths) <= kept + 1
         assert (server.receive().wait(30) == kept + 100).all()
         server.send(np.ones(8)).wait(30)
-        assert not parameters._abandoned and not parameters._lent
+        assert not parameters._abandoned and not parameters._borrowed
 
 
 def test_sends_that_no_thread_waits_for(ranks):

@@ -21,7 +21,6 @@ from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey
 from horovodlike.errors import HorovodInternalError, RendezvousError
 from horovodlike.parameter_server import ParameterServer, _connections
 from horovodlike.parameter_server._connections import _JOB, Client, Listener, facts_of, load_settings
-from horovodlike.parameter_server._copies import CopyKeeper
 
 LENGTH = 4 << 20
 
@@ -222,9 +221,9 @@ def _bad_messages():
     """Each ends the connection of the peer that has sent it; the next client is served."""
     settings, lines = load_settings(), []
     key, facts = JobKey.random(), facts_of(basics.place(), settings)
-    listener = Listener(key, "127.0.0.1", "the server", facts, settings, dict, CopyKeeper)
+    listener = Listener(key, "127.0.0.1", "the server", facts, settings, dict)
     listener._warn = lines.append
-    good = {"name": "client", "pid": 0, "salt": "00" * 32, "memory": None, "ring": None, "own": False}
+    good = {"name": "client", "pid": 0, "salt": "00" * 32, "memory": None, "own": False}
     bad = [{"pid": float("inf")}, {"pid": float("nan")}, {"pid": -1}, {"salt": "0"}, {"name": None, "pid": []}]
     try:
         for message in (b"\xff", b"[]", b"[" * 100_000, *(json.dumps(good | each).encode() for each in bad)):

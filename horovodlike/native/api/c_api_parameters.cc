@@ -1,4 +1,4 @@
-// The functions of hvl.h for parameter servers.
+// The functions of hvl_parameters.h.
 
 #include <pthread.h>
 
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "api/c_api.h"
+#include "hvl_parameters.h"
 #include "parameters/client_array.h"
 #include "parameters/node.h"
 #include "transport/tcp/tcp_transport.h"
@@ -201,32 +202,6 @@ int64_t hvl_parameters_add_server(const hvl_parameters_connection* given) {
   return status == HVL_OK ? server : -status;
 }
 
-int32_t hvl_parameters_reconnect(int64_t server, const hvl_parameters_connection* given) {
-  return hvl::guarded([&] {
-    hvl::PeerConnection connection;
-    const hvl::Status status = hvl::make_connection(*given, 0, &connection);
-    if (!status.ok()) return status;
-    return hvl::with_node([&](hvl::ParameterNode* node) { node->reconnect(server, std::move(connection)); });
-  });
-}
-
-int64_t hvl_parameters_watch(int64_t server) {
-  return hvl::start([&](hvl::ClientRequest* request) {
-    request->occasion = hvl::Occasion::kServerEnds;
-    request->server = server;
-    return hvl::Status();
-  });
-}
-
-int64_t hvl_parameters_replicate(uint64_t ring, int64_t server) {
-  return hvl::start([&](hvl::ClientRequest* request) {
-    request->occasion = hvl::Occasion::kCopiesEnd;
-    request->server = server;
-    request->ring = ring;
-    return hvl::Status();
-  });
-}
-
 int32_t hvl_parameters_remove_server(int64_t server) {
   return hvl::guarded([&] {
     const std::shared_ptr<hvl::ParameterNode> running = hvl::node();
@@ -276,10 +251,6 @@ void hvl_parameters_close(hvl_parameters_array* array) { delete array; }
 
 int64_t hvl_parameters_create(hvl_parameters_array* array) {
   return hvl::start([&](hvl::ClientRequest* request) { return array->array->create(request); });
-}
-
-int64_t hvl_parameters_await_copies(hvl_parameters_array* array) {
-  return hvl::start([&](hvl::ClientRequest* request) { return array->array->await_copies(request); });
 }
 
 int64_t hvl_parameters_remove(hvl_parameters_array* array) {

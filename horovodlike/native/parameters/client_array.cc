@@ -6,7 +6,6 @@
 #include <random>
 #include <utility>
 
-#include "base/clock.h"
 #include "parameters/clocks.h"
 
 namespace hvl {
@@ -60,66 +59,42 @@ Status ClientArray::make(const hvl_parameters_array_config& config, std::unique_
       return invalid("shard " + std::to_string(index) + " of an array has " + std::to_string(shard.count) +
                      " elements");
     }
-    made->shards_.push_back(Place{shard.server, made->count_, static_cast<uint64_t>(shard.count)});
+    made->shards_.push_back(ShardRange{shard.server, made->count_, static_cast<uint64_t>(shard.count)});
     made->count_ += static_cast<uint64_t>(shard.count);
   }
   std::random_device random;
   made->client_ = uint64_t{random()} << 32 | random() | 1;
-  Status status;
-  if (config.ring != nullptr) status = made->set_ring(*config.ring);
-  if (status.ok()) *array = std::move(made);
-  return status;
-}
-
-Status ClientArray::set_ring(const hvl_parameters_ring& ring) {
-  const double nanoseconds = ring.patience * static_cast<double>(kSecond);
-  if (ring.id == 0) return invalid("the ring of an array has no id");
-  if (ring.num_servers < 2) return invalid("a copy of a shard needs another server");
-  const bool is_valid =
-      nanoseconds >= static_cast<double>(kLeastPatience) && nanoseconds <= static_cast<double>(kMostPatience);
-  if (!is_valid) return invalid("servers that do not answer are lost after 1 s to 3600 s");
-  ring_ = RingInfo{ring.id, static_cast<uint64_t>(nanoseconds)};
-  routes_ = std::make_shared<ShardRoutes>();
-  routes_->ring = ring_.ring;
-  routes_->patience = ring_.patience;
-  routes_->servers.assign(ring.servers, ring.servers + ring.num_servers);
-  for (const Place& place : shards_) {
-    const auto at = std::find(routes_->servers.begin(), routes_->servers.end(), place.server);
-    if (at == routes_->servers.end()) return invalid("a shard is at a server that is not in the ring");
-    routes_->shards.emplace_back().at = static_cast<size_t>(at - routes_->servers.begin());
-  }
+  *array = std::move(made);
   return Status();
 }
 
-RequestPiece* ClientArray::add_piece(Command::Kind kind, size_t shard, ClientRequest* request) const {
-  RequestPiece& piece = request->pieces.emplace_back();
-  piece.server = shards_[shard].server;
-  piece.command.kind = kind;
-  piece.command.dtype = dtype_;
-  piece.command.shard = ShardId{id_, static_cast<uint32_t>(shard)};
-  piece.command.client = client_;
-  piece.is_routed = routes_ != nullptr;
-  if (request->routes == nullptr) request->routes = routes_;
-  return &piece;
+ClientCommand* ClientArray::add_command(Command::Kind kind, size_t shard, ClientRequest* request) const {
+  ClientCommand& command = request->commands.emplace_back();
+  command.server = shards_[shard].server;
+  command.kind = kind;
+  command.dtype = dtype_;
+  command.shard = ShardId{id_, static_cast<uint32_t>(shard)};
+  command.client = client_;
+  return &command;
 }
 
-// The pieces end where blocks of the shard do: so a block is updated at once.
-void ClientArray::add_pieces(const Command& command, size_t shard, Range items, char* memory,
-                             ClientRequest* request) const {
+// The commands end where blocks of the shard do: so a block is updated at once.
+void ClientArray::add_commands(const Command& command, size_t shard, Range items, char* memory,
+                               ClientRequest* request) const {
   const uint64_t width = is_of_counts(command.part) ? sizeof(uint64_t) : size_of(dtype_);
-  const uint64_t most = std::max(kBlockElements, kUsualPieceBytes / width);
+  const uint64_t most = std::max(kBlockElements, kUsualPayloadBytes / width);
   while (items.count > 0) {
     const uint64_t count = std::min(items.count, most - items.offset % most);
-    RequestPiece* piece = add_piece(command.kind, shard, request);
-    piece->command.part = command.part;
-    piece->command.update = command.update;
-    piece->command.range = Range{items.offset, count};
+    ClientCommand* added = add_command(command.kind, shard, request);
+    added->part = command.part;
+    added->update = command.update;
+    added->range = Range{items.offset, count};
     if (command.kind == Command::Kind::kPull) {
-      piece->received = memory;
-      piece->num_received = count * width;
+      added->received = memory;
+      added->num_received = count * width;
     } else if (memory != nullptr) {
-      piece->sent = memory;
-      piece->num_sent = count * width;
+      added->sent = memory;
+      added->num_sent = count * width;
     }
     if (memory != nullptr) memory += count * width;
     items.offset += count;
@@ -129,13 +104,13 @@ void ClientArray::add_pieces(const Command& command, size_t shard, Range items, 
 
 template <typename Function>
 void ClientArray::for_each_shard(const Range& elements, Function&& function) const {
-  const auto starts_behind = [](uint64_t offset, const Place& place) { return offset < place.begin; };
+  const auto starts_behind = [](uint64_t offset, const ShardRange& shard) { return offset < shard.begin; };
   const auto first = std::upper_bound(shards_.begin(), shards_.end(), elements.offset, starts_behind) - 1;
   uint64_t done = 0;
-  for (auto place = first; done < elements.count; ++place) {
-    const uint64_t offset = elements.offset + done - place->begin;
-    const uint64_t count = std::min(elements.count - done, place->count - offset);
-    if (count > 0) function(static_cast<size_t>(place - shards_.begin()), Range{offset, count}, done);
+  for (auto shard = first; done < elements.count; ++shard) {
+    const uint64_t offset = elements.offset + done - shard->begin;
+    const uint64_t count = std::min(elements.count - done, shard->count - offset);
+    if (count > 0) function(static_cast<size_t>(shard - shards_.begin()), Range{offset, count}, done);
     done += count;
   }
 }
@@ -169,30 +144,14 @@ Status ClientArray::check_update(const Update& update, const Conversion& convers
 
 Status ClientArray::create(ClientRequest* request) const {
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
-    RequestPiece* piece = add_piece(Command::Kind::kCreate, shard, request);
-    piece->command.range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
-    piece->is_routed = false;
-    if (routes_ == nullptr) continue;
-    piece->sent = reinterpret_cast<const char*>(&ring_);
-    piece->num_sent = sizeof ring_;
+    ClientCommand* command = add_command(Command::Kind::kCreate, shard, request);
+    command->range = Range{shard == 0 ? num_clients_ : 0, shards_[shard].count};
   }
-  if (routes_ == nullptr || num_clients_ == 0) return Status();
-  for (const int64_t server : routes_->servers) {
-    RequestPiece* piece = add_piece(Command::Kind::kJoin, 0, request);
-    piece->server = server;
-    piece->is_routed = false;
-  }
-  return Status();
-}
-
-Status ClientArray::await_copies(ClientRequest* request) const {
-  if (routes_ == nullptr) return invalid("the shards of the array have no copies");
-  for (size_t shard = 0; shard < shards_.size(); ++shard) add_piece(Command::Kind::kAwait, shard, request);
   return Status();
 }
 
 Status ClientArray::remove(ClientRequest* request) const {
-  for (size_t shard = 0; shard < shards_.size(); ++shard) add_piece(Command::Kind::kRemove, shard, request);
+  for (size_t shard = 0; shard < shards_.size(); ++shard) add_command(Command::Kind::kRemove, shard, request);
   return Status();
 }
 
@@ -200,7 +159,7 @@ Status ClientArray::tick(int64_t staleness, ClientRequest* request) const {
   if (num_clients_ == 0) return invalid("the array has no clocks: its number of clients is 0");
   static_assert(static_cast<uint64_t>(-1) == Clocks::kLeaves);
   if (staleness < -1) return invalid("a staleness of " + std::to_string(staleness) + " is negative");
-  add_piece(Command::Kind::kTick, 0, request)->command.range.offset = static_cast<uint64_t>(staleness);
+  add_command(Command::Kind::kTick, 0, request)->range.offset = static_cast<uint64_t>(staleness);
   return Status();
 }
 
@@ -215,14 +174,13 @@ Status ClientArray::send(const Update& update, const Conversion& conversion, int
   const Range range{static_cast<uint64_t>(offset), static_cast<uint64_t>(count)};
   for_each_shard(range, [&](size_t shard, const Range& in_shard, uint64_t in_front) {
     char* memory = has_elements ? const_cast<char*>(elements) + in_front * size_of(dtype_) : nullptr;
-    add_pieces(command, shard, in_shard, memory, request);
+    add_commands(command, shard, in_shard, memory, request);
   });
   if (conversion.payload == HVL_PAYLOAD_FULL || !has_elements) return status;
-  for (RequestPiece& piece : request->pieces) {
-    const Range& in_shard = piece.command.range;
-    Run run;
-    run.in_array.push_back(Range{shards_[piece.command.shard.index].begin + in_shard.offset, in_shard.count});
-    pack(conversion, run, piece.sent, &piece);
+  for (ClientCommand& added : request->commands) {
+    CommandRanges ranges;
+    ranges.in_array.push_back(Range{shards_[added.shard.index].begin + added.range.offset, added.range.count});
+    pack(conversion, ranges, added.sent, &added);
   }
   return status;
 }
@@ -234,32 +192,32 @@ Status ClientArray::receive(int64_t offset, int64_t count, char* elements, Clien
   command.kind = Command::Kind::kPull;
   const Range range{static_cast<uint64_t>(offset), static_cast<uint64_t>(count)};
   for_each_shard(range, [&](size_t shard, const Range& in_shard, uint64_t in_front) {
-    add_pieces(command, shard, in_shard, elements + in_front * size_of(dtype_), request);
+    add_commands(command, shard, in_shard, elements + in_front * size_of(dtype_), request);
   });
   return status;
 }
 
 template <typename Function>
-void ClientArray::for_each_run(const Rows& rows, Function&& function) const {
+void ClientArray::for_each_command(const Rows& rows, Function&& function) const {
   const uint64_t width = size_of(dtype_), length = static_cast<uint64_t>(rows.length);
-  std::vector<Run> runs(shards_.size());
+  std::vector<CommandRanges> next(shards_.size());
   const auto add = [&](size_t shard, Range in_shard, uint64_t in_rows) {
     while (in_shard.count > 0) {
-      Run& run = runs[shard];
-      const uint64_t room = (kPieceBytesMost - run.num_bytes - sizeof(Range)) / width;
+      CommandRanges& ranges = next[shard];
+      const uint64_t room = (kMostPayloadBytes - ranges.num_bytes - sizeof(Range)) / width;
       const uint64_t count = std::min(in_shard.count, room);
       // A row is cut only if it does not fit into a command.
-      if (count == in_shard.count || run.in_shard.empty()) {
-        run.in_shard.push_back(Range{in_shard.offset, count});
-        run.in_array.push_back(Range{shards_[shard].begin + in_shard.offset, count});
-        run.in_rows.push_back(Range{in_rows, count});
-        run.num_bytes += sizeof(Range) + count * width;
+      if (count == in_shard.count || ranges.in_shard.empty()) {
+        ranges.in_shard.push_back(Range{in_shard.offset, count});
+        ranges.in_array.push_back(Range{shards_[shard].begin + in_shard.offset, count});
+        ranges.in_rows.push_back(Range{in_rows, count});
+        ranges.num_bytes += sizeof(Range) + count * width;
         in_shard.offset += count;
         in_shard.count -= count;
         in_rows += count;
       }
-      if (in_shard.count > 0 || run.num_bytes + sizeof(Range) + width > kPieceBytesMost) {
-        function(shard, std::exchange(run, Run()));
+      if (in_shard.count > 0 || ranges.num_bytes + sizeof(Range) + width > kMostPayloadBytes) {
+        function(shard, std::exchange(ranges, CommandRanges()));
       }
     }
   };
@@ -269,8 +227,8 @@ void ClientArray::for_each_run(const Rows& rows, Function&& function) const {
       add(shard, in_shard, static_cast<uint64_t>(row) * length + in_front);
     });
   }
-  for (size_t shard = 0; shard < runs.size(); ++shard) {
-    if (!runs[shard].in_shard.empty()) function(shard, runs[shard]);
+  for (size_t shard = 0; shard < next.size(); ++shard) {
+    if (!next[shard].in_shard.empty()) function(shard, next[shard]);
   }
 }
 
@@ -280,10 +238,10 @@ Status ClientArray::send_rows(const Update& update, const Conversion& conversion
   Status status = check_update(update, conversion);
   if (status.ok()) status = check_rows(rows, has_elements, elements);
   if (!status.ok()) return status;
-  for_each_run(rows, [&](size_t shard, const Run& run) {
-    RequestPiece* piece = add_piece(Command::Kind::kPush, shard, request);
-    piece->command.update = update;
-    pack(conversion, run, has_elements ? elements : nullptr, piece);
+  for_each_command(rows, [&](size_t shard, const CommandRanges& ranges) {
+    ClientCommand* command = add_command(Command::Kind::kPush, shard, request);
+    command->update = update;
+    pack(conversion, ranges, has_elements ? elements : nullptr, command);
   });
   return status;
 }
@@ -292,20 +250,20 @@ Status ClientArray::receive_rows(const Rows& rows, char* elements, ClientRequest
   const Status status = check_rows(rows, true, elements);
   if (!status.ok()) return status;
   const uint64_t width = size_of(dtype_);
-  for_each_run(rows, [&](size_t shard, const Run& run) {
-    RequestPiece* piece = add_piece(Command::Kind::kPull, shard, request);
-    const uint64_t num_sent = run.in_shard.size() * sizeof(Range);
-    for (const Range& each : run.in_rows) {
-      piece->command.range.count += each.count;
-      piece->places.push_back(iovec{elements + each.offset * width, each.count * width});
+  for_each_command(rows, [&](size_t shard, const CommandRanges& ranges) {
+    ClientCommand* command = add_command(Command::Kind::kPull, shard, request);
+    const uint64_t num_sent = ranges.in_shard.size() * sizeof(Range);
+    for (const Range& each : ranges.in_rows) {
+      command->range.count += each.count;
+      command->destinations.push_back(iovec{elements + each.offset * width, each.count * width});
     }
-    piece->num_received = piece->command.range.count * width;
-    piece->memory.reset(new char[num_sent + piece->num_received]);
-    std::memcpy(piece->memory.get(), run.in_shard.data(), num_sent);
-    piece->command.num_ranges = static_cast<uint32_t>(run.in_shard.size());
-    piece->sent = piece->memory.get();
-    piece->num_sent = num_sent;
-    piece->received = piece->memory.get() + num_sent;
+    command->num_received = command->range.count * width;
+    command->memory.reset(new char[num_sent + command->num_received]);
+    std::memcpy(command->memory.get(), ranges.in_shard.data(), num_sent);
+    command->num_ranges = static_cast<uint32_t>(ranges.in_shard.size());
+    command->sent = command->memory.get();
+    command->num_sent = num_sent;
+    command->received = command->memory.get() + num_sent;
   });
   return status;
 }
@@ -325,38 +283,39 @@ Status ClientArray::move_state(Command::Kind kind, int32_t state, char* memory, 
     uint64_t count = shards_[shard].count;
     if (is_of_counts(command.part)) count = blocks_of(count);
     if (command.part == Part::kUpdates) count = std::min<uint64_t>(count, 1);
-    add_pieces(command, shard, Range{0, count}, memory, request);
+    add_commands(command, shard, Range{0, count}, memory, request);
     memory += count * (is_of_counts(command.part) ? sizeof(uint64_t) : size_of(dtype_));
   }
   return status;
 }
 
-void ClientArray::pack(const Conversion& conversion, const Run& run, const char* elements, RequestPiece* piece) {
-  const uint64_t width = size_of(dtype_), num_range_bytes = run.in_shard.size() * sizeof(Range);
+void ClientArray::pack(const Conversion& conversion, const CommandRanges& ranges, const char* elements,
+                       ClientCommand* command) {
+  const uint64_t width = size_of(dtype_), num_range_bytes = ranges.in_shard.size() * sizeof(Range);
   uint64_t count = 0;
-  for (const Range& each : run.in_array) count += each.count;
+  for (const Range& each : ranges.in_array) count += each.count;
   const uint64_t num_element_bytes = elements == nullptr ? 0 : num_bytes_of(conversion.payload, dtype_, count);
   std::unique_ptr<char[]> memory(new char[num_range_bytes + num_element_bytes]);
-  if (num_range_bytes > 0) std::memcpy(memory.get(), run.in_shard.data(), num_range_bytes);
+  if (num_range_bytes > 0) std::memcpy(memory.get(), ranges.in_shard.data(), num_range_bytes);
   if (elements != nullptr) {
     std::unique_ptr<char[]> gathered;
-    if (!run.in_rows.empty()) {
+    if (!ranges.in_rows.empty()) {
       gathered.reset(new char[count * width]);
       char* to = gathered.get();
-      for (const Range& each : run.in_rows) {
+      for (const Range& each : ranges.in_rows) {
         std::memcpy(to, elements + each.offset * width, each.count * width);
         to += each.count * width;
       }
       elements = gathered.get();
     }
-    convert(piece->command.update, conversion, run.in_array, elements, count, memory.get() + num_range_bytes);
-    piece->command.format = conversion.payload;
+    convert(command->update, conversion, ranges.in_array, elements, count, memory.get() + num_range_bytes);
+    command->format = conversion.payload;
   }
-  piece->command.num_ranges = static_cast<uint32_t>(run.in_shard.size());
-  if (piece->command.num_ranges > 0) piece->command.range = Range{0, count};
-  piece->memory = std::move(memory);
-  piece->sent = piece->memory.get();
-  piece->num_sent = num_range_bytes + num_element_bytes;
+  command->num_ranges = static_cast<uint32_t>(ranges.in_shard.size());
+  if (command->num_ranges > 0) command->range = Range{0, count};
+  command->memory = std::move(memory);
+  command->sent = command->memory.get();
+  command->num_sent = num_range_bytes + num_element_bytes;
 }
 
 // An error that is fed back is taken out of the residual: elements that are sent twice get it once.

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "hvl_parameters.h"
 #include "parameters/client_request.h"
-#include "parameters/router.h"
 
 namespace hvl {
 
@@ -28,7 +28,7 @@ struct Rows {
 };
 
 // Any thread. The functions that make a request check its arguments: an error names what is wrong. Elements are
-// borrowed until the request has ended. A request without pieces is done.
+// borrowed until the request has ended. A request without commands is done.
 class ClientArray {
  public:
   using RequestPtr = std::unique_ptr<ClientRequest>;
@@ -37,8 +37,6 @@ class ClientArray {
   static Status make(const hvl_parameters_array_config& config, std::unique_ptr<ClientArray>* array);
 
   Status create(ClientRequest* request) const;
-  // Ends when all shards have copies.
-  Status await_copies(ClientRequest* request) const;
   Status remove(ClientRequest* request) const;
   Status tick(int64_t staleness, ClientRequest* request) const;
   Status send(const Update& update, const Conversion& conversion, int64_t offset, int64_t count, const char* elements,
@@ -51,32 +49,33 @@ class ClientArray {
   Status move_state(Command::Kind kind, int32_t state, char* memory, ClientRequest* request) const;
 
  private:
-  struct Place {
+  // The elements of one shard.
+  struct ShardRange {
     int64_t server = 0;
-    uint64_t begin = 0;  // of the shard, in the array
+    uint64_t begin = 0;  // in the array
     uint64_t count = 0;
   };
-  // Elements of rows that are on one shard, as many as one command may have.
-  struct Run {
-    std::vector<Range> in_shard, in_array, in_rows;  // as many of each
-    uint64_t num_bytes = 0;                          // of the elements and the ranges
+  // The elements that one command moves, which are on one shard: as many ranges of each kind.
+  struct CommandRanges {
+    std::vector<Range> in_shard, in_array, in_rows;
+    uint64_t num_bytes = 0;  // of the elements and the ranges
   };
 
   ClientArray() = default;
-  Status set_ring(const hvl_parameters_ring& ring);
-  RequestPiece* add_piece(Command::Kind kind, size_t shard, ClientRequest* request) const;
+  ClientCommand* add_command(Command::Kind kind, size_t shard, ClientRequest* request) const;
   // Appends the commands for items of a part that are on one shard. `memory`: of these items.
-  void add_pieces(const Command& command, size_t shard, Range items, char* memory, ClientRequest* request) const;
+  void add_commands(const Command& command, size_t shard, Range items, char* memory, ClientRequest* request) const;
   // Calls function(shard, range in the shard, elements in front) for each shard that has some of the elements.
   template <typename Function>
   void for_each_shard(const Range& elements, Function&& function) const;
+  // Calls function(shard, ranges of a command) until the rows are done.
   template <typename Function>
-  void for_each_run(const Rows& rows, Function&& function) const;
+  void for_each_command(const Rows& rows, Function&& function) const;
   Status check_update(const Update& update, const Conversion& conversion) const;
   Status check_rows(const Rows& rows, bool has_memory, const void* elements) const;
   Status check_elements(int64_t offset, int64_t count, bool has_memory, const void* elements) const;
   // Returns the payload of a push: the ranges, if it has some, and the elements in `format`.
-  void pack(const Conversion& conversion, const Run& run, const char* elements, RequestPiece* piece);
+  void pack(const Conversion& conversion, const CommandRanges& ranges, const char* elements, ClientCommand* command);
   void convert(const Update& update, const Conversion& conversion, const std::vector<Range>& in_array,
                const char* elements, uint64_t count, char* converted);
 
@@ -84,9 +83,7 @@ class ClientArray {
   DataType dtype_ = HVL_FLOAT32;
   uint64_t num_clients_ = 0;
   uint64_t client_ = 0;  // chosen at random
-  RingInfo ring_;
-  std::shared_ptr<ShardRoutes> routes_;  // null: the shards have no copies
-  std::vector<Place> shards_;
+  std::vector<ShardRange> shards_;
   uint64_t count_ = 0;
   std::mutex mutex_;  // a leaf lock
   // Guarded by mutex_. By rule and its name: the errors of conversions. Those of the rules that add

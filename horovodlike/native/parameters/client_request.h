@@ -4,41 +4,53 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "parameters/client_session.h"
+#include "parameters/command.h"
 
 namespace hvl {
 
 struct ClientRequest;
-struct ShardRoutes;
 
-// A command to one of the servers.
-struct RequestPiece : Piece {
+// A command to one of the servers, with its memory.
+struct ClientCommand : Command {
+  // Called when a command has ended, with its status.
+  using OnEnd = std::function<void(ClientCommand* command, const Status& status)>;
+
   ClientRequest* request = nullptr;
   int64_t server = 0;
-  bool is_routed = false;          // sent to the server that has the shard now, and not to `server`
-  std::unique_ptr<char[]> memory;  // of the payload or the elements; null: the user's
-  std::vector<iovec> places;       // of the received elements, in the user's memory
-};
+  const char* sent = nullptr;       // the payload
+  uint64_t num_sent = 0;            // bytes
+  char* received = nullptr;         // memory for the elements of a pull
+  uint64_t num_received = 0;        // bytes
+  std::unique_ptr<char[]> memory;   // of the payload or the elements; null: the user's
+  std::vector<iovec> destinations;  // of the received elements, in the user's memory
+  bool is_sent = false;             // the payload, if it is a message of its own
+  bool is_coming = false;           // the elements of a pull are being written to `received`
 
-// How a request ends that is none to servers.
-enum class Occasion : uint8_t {
-  kPieces,      // when its pieces have ended
-  kServerEnds,  // with the connection to `server`
-  kCopiesEnd    // when `server` has no copies of the shards of `ring` any more
+  // True if the payload is a message of its own.
+  bool is_large() const { return num_sent > kInlineBytes; }
+  // For the client of a server, which counts its commands.
+  void set_number(uint64_t next) {
+    number = next;
+    num_inline = is_large() ? 0 : static_cast<uint32_t>(num_sent);
+  }
 };
 
 struct ClientRequest {
-  std::vector<RequestPiece> pieces;
-  std::shared_ptr<ShardRoutes> routes;  // null: the shards have no copies
-  Occasion occasion = Occasion::kPieces;
-  int64_t server = 0;
-  uint64_t ring = 0;
-  size_t num_left = 0;  // pieces that have not ended
+  std::vector<ClientCommand> commands;
+  size_t num_left = 0;  // commands that have not ended
   int64_t handle = 0;
   Status status;  // the first error
 };
+
+// The status of a reply, for the user.
+inline Status status_of(const Reply& reply, const std::string& server) {
+  if (reply.status.ok()) return Status();
+  return Status(reply.status.code(), server + ": " + reply.status.message());
+}
 
 }  // namespace hvl

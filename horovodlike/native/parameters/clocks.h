@@ -19,7 +19,7 @@ class ClockClient {
   virtual void on_ticked(uint64_t number, const Status& status) = 0;
 };
 
-// A client that ticks, and what takes the end of the tick: null if nothing waits for it.
+// A client that ticks, and the object that takes the end of the tick.
 struct Ticker {
   uint64_t client = 0;
   ClockClient* waiter = nullptr;
@@ -39,9 +39,8 @@ class Clocks {
     clocks_.emplace(client, clocks_.size() < num_live_ ? 0 : slowest());
     num_live_ = std::max<uint64_t>(num_live_, clocks_.size());
   }
-  // Advances the clock of a client, unless that was done before. The tick ends when the clock is `staleness` ahead of
-  // the slowest at most.
-  void tick(const Ticker& ticker, uint64_t staleness, bool advances) {
+  // Advances the clock of a client. The tick ends when the clock is `staleness` ahead of the slowest at most.
+  void tick(const Ticker& ticker, uint64_t staleness) {
     if (staleness == kLeaves) return leave(ticker);
     const auto found = clocks_.find(ticker.client);
     if (found == clocks_.end()) {
@@ -51,8 +50,7 @@ class Clocks {
                       [&](const Tick& each) { return each.ticker.waiter == ticker.waiter; }) >= kMostWaiting) {
       return end(ticker, Status(HVL_INVALID_ARGUMENT, "too many ticks of this client wait"));
     }
-    if (advances) ++found->second;
-    if (ticker.waiter != nullptr) waiting_.push_back(Tick{ticker, found->second, staleness});
+    waiting_.push_back(Tick{ticker, ++found->second, staleness});
     end_those_due();
   }
   // The client is gone.
@@ -71,12 +69,6 @@ class Clocks {
     for (const Tick& tick : std::exchange(waiting_, {})) end(tick.ticker, status);
   }
 
-  // For a copy of the clocks.
-  uint64_t num_live() const { return num_live_; }
-  const std::map<uint64_t, uint64_t>& all() const { return clocks_; }
-  void set(uint64_t client, uint64_t clock) { clocks_[client] = clock; }
-  void set_num_live(uint64_t num_live) { num_live_ = num_live; }
-
  private:
   static constexpr int kMostWaiting = 1024;  // ticks of a client
 
@@ -86,9 +78,7 @@ class Clocks {
     uint64_t staleness;
   };
 
-  static void end(const Ticker& ticker, const Status& status) {
-    if (ticker.waiter != nullptr) ticker.waiter->on_ticked(ticker.number, status);
-  }
+  static void end(const Ticker& ticker, const Status& status) { ticker.waiter->on_ticked(ticker.number, status); }
   // The client may have left before.
   void leave(const Ticker& ticker) {
     for (const Tick& tick : waiting_) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 namespace hvl {
 
@@ -18,33 +17,28 @@ struct WireCommand {
   uint8_t rule;
   uint8_t num_arguments;
   uint8_t name_bytes;  // the name follows the command
-  uint8_t flags;
+  uint8_t unused[5];
   uint32_t shard;
   uint32_t num_ranges;
   uint32_t num_inline;
-  uint32_t view;
   uint64_t array;
   uint64_t number;
   uint64_t client;
-  uint64_t sequence;
   uint64_t offset;
   uint64_t count;
   uint64_t address;
   double arguments[kMostRuleArguments];
 };
-static_assert(sizeof(WireCommand) == 112, "a command has no gaps");
+static_assert(sizeof(WireCommand) == 104, "a command has no gaps");
 static_assert(sizeof(WireCommand) + HVL_PARAMETERS_NAME_BYTES == kMostCommandBytes, "the name is the longest");
 
 struct WireReply {
   uint64_t number;
-  uint8_t code;
-  uint8_t is_lost;
-  uint16_t text_bytes;
-  uint32_t view;
+  uint32_t code;
+  uint32_t text_bytes;
 };
 static_assert(sizeof(WireReply) == 16, "a reply has no gaps");
 
-constexpr uint8_t kForwarded = 1, kInsists = 2, kResumes = 4;
 constexpr uint32_t kMostTextBytes = 4096;
 
 void append_bytes(const void* from, uint64_t num_bytes, Bytes* batch) {
@@ -66,13 +60,12 @@ bool is_at_most(uint8_t value, Enumeration last) {
 
 bool is_valid(const WireCommand& wire) {
   const bool is_named = wire.rule == static_cast<uint8_t>(Rule::kNamed);
-  return wire.kind > 0 && is_at_most(wire.kind, Command::Kind::kAdopt) && is_at_most(wire.part, Part::kUpdates) &&
+  return wire.kind > 0 && is_at_most(wire.kind, Command::Kind::kLeave) && is_at_most(wire.part, Part::kUpdates) &&
          is_at_most(wire.format, HVL_PAYLOAD_INT8) && wire.dtype < kNumDataTypes &&
          is_at_most(wire.rule, Rule::kNamed) && wire.num_arguments <= kMostRuleArguments &&
-         wire.name_bytes <= HVL_PARAMETERS_NAME_BYTES && (wire.name_bytes > 0) == is_named &&
-         wire.flags <= (kForwarded | kInsists | kResumes) && wire.view <= INT32_MAX && wire.number > 0 &&
+         wire.name_bytes <= HVL_PARAMETERS_NAME_BYTES && (wire.name_bytes > 0) == is_named && wire.number > 0 &&
          wire.number <= INT64_MAX && wire.num_inline <= kInlineBytes &&
-         wire.num_ranges <= kPieceBytesMost / sizeof(Range);
+         wire.num_ranges <= kMostPayloadBytes / sizeof(Range);
 }
 
 }  // namespace
@@ -90,12 +83,8 @@ void append(const Command& command, const char* payload, Bytes* batch) {
   wire.shard = command.shard.index;
   wire.num_ranges = command.num_ranges;
   wire.num_inline = command.num_inline;
-  wire.flags = static_cast<uint8_t>((command.is_forwarded ? kForwarded : 0) | (command.insists ? kInsists : 0) |
-                                    (command.resumes ? kResumes : 0));
-  wire.view = command.view;
   wire.array = command.shard.array;
   wire.client = command.client;
-  wire.sequence = command.sequence;
   wire.number = command.number;
   wire.offset = command.range.offset;
   wire.count = command.range.count;
@@ -110,10 +99,8 @@ void append(const Command& command, const char* payload, Bytes* batch) {
 
 void append(const Reply& reply, Bytes* batch) {
   const std::string& text = reply.status.message();
-  const auto text_bytes = static_cast<uint16_t>(std::min<size_t>(text.size(), kMostTextBytes));
-  const auto code = static_cast<uint8_t>(reply.status.code());
-  const WireReply wire{reply.number, code, static_cast<uint8_t>(reply.status.is_lost() ? 1 : 0), text_bytes,
-                       reply.view};
+  const auto text_bytes = static_cast<uint32_t>(std::min<size_t>(text.size(), kMostTextBytes));
+  const WireReply wire{reply.number, static_cast<uint32_t>(reply.status.code()), text_bytes};
   append_bytes(&wire, sizeof wire, batch);
   append_bytes(text.data(), text_bytes, batch);
 }
@@ -144,12 +131,7 @@ Status BatchReader::read(Command* command, const char** payload) {
   next_ += name_bytes;
   command->shard = ShardId{wire.array, wire.shard};
   command->number = wire.number;
-  command->is_forwarded = (wire.flags & kForwarded) != 0;
-  command->insists = (wire.flags & kInsists) != 0;
-  command->resumes = (wire.flags & kResumes) != 0;
   command->client = wire.client;
-  command->sequence = wire.sequence;
-  command->view = wire.view;
   command->range = Range{wire.offset, wire.count};
   command->num_ranges = wire.num_ranges;
   command->address = wire.address;
@@ -162,15 +144,12 @@ Status BatchReader::read(Command* command, const char** payload) {
 Status BatchReader::read(Reply* reply) {
   WireReply wire;
   if (!take(&wire, sizeof wire)) return wrong("a reply is cut off");
-  if (wire.code > HVL_UNKNOWN_HANDLE || wire.is_lost > 1) return wrong("a reply has an unknown code");
+  if (wire.code > HVL_UNKNOWN_HANDLE) return wrong("a reply has an unknown code");
   if (wire.text_bytes > kMostTextBytes || wire.text_bytes > static_cast<uint64_t>(end_ - next_)) {
     return wrong("the text of a reply is cut off");
   }
   reply->number = wire.number;
-  std::string text(next_, wire.text_bytes);
-  reply->status =
-      wire.is_lost == 1 ? Status::lost(std::move(text)) : Status(static_cast<hvl_status>(wire.code), std::move(text));
-  reply->view = wire.view;
+  reply->status = Status(static_cast<hvl_status>(wire.code), std::string(next_, wire.text_bytes));
   next_ += wire.text_bytes;
   return Status();
 }

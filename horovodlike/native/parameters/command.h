@@ -19,13 +19,13 @@
 namespace hvl {
 
 constexpr int64_t kBatchTag = 0;
-constexpr uint64_t kInlineBytes = uint64_t{4} << 10;     // of the largest payload that is in the batch
-constexpr uint64_t kMostCommandBytes = 176;              // without its payload
-constexpr uint64_t kPieceBytesMost = uint64_t{1} << 20;  // of the elements, and of the payload, of a command
-// So few that a rule finds in the cache of the processor what has just been copied.
-constexpr uint64_t kUsualPieceBytes = kPieceBytesMost / 2;
+constexpr uint64_t kInlineBytes = uint64_t{4} << 10;       // of the largest payload that is in the batch
+constexpr uint64_t kMostCommandBytes = 168;                // without its payload
+constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 20;  // of a command, and of the elements that a pull returns
+// Small enough that a rule finds the copied elements in the cache of the processor.
+constexpr uint64_t kUsualPayloadBytes = kMostPayloadBytes / 2;
 
-// Chosen by the clients: the array, and the place of the shard in it.
+// Chosen by the clients: the array, and the index of the shard in it.
 struct ShardId {
   uint64_t array = 0;
   uint32_t index = 0;
@@ -41,16 +41,10 @@ struct Command {
   enum class Kind : uint8_t {
     kPush = 1,
     kPull = 2,
-    kCreate = 3,  // a shard of `range.count` elements of `dtype`; `range.offset`: the number of clients with a clock.
-                  // The payload is the RingInfo of a shard that has a copy
+    kCreate = 3,  // a shard of `range.count` elements of `dtype`; `range.offset`: the number of clients with a clock
     kRemove = 4,
-    kTick = 5,   // `range.offset`: the staleness
-    kLeave = 6,  // the client ends the connection; there is no reply
-    kJoin = 7,   // the client has a clock of the array: it stops when this connection ends
-    kAwait = 8,  // the reply comes when the shard has a copy
-    kAsk = 9,    // the reply shows that the server is alive, and that what came before has been carried out
-    kCopy = 10,  // a copy of a shard begins, as in kCreate: its parts follow as pushes
-    kAdopt = 11  // `range.count` ClientStates of the copy; `range.offset`: 1. Without any, and 0: the copy is complete
+    kTick = 5,  // `range.offset`: the staleness
+    kLeave = 6  // the client ends the connection; there is no reply
   };
 
   Kind kind = Kind::kPush;
@@ -59,47 +53,20 @@ struct Command {
   DataType dtype = HVL_UINT8;         // of a new shard, or of the array that a push or a pull is for
   Update update;                      // of a push
   ShardId shard;
-  uint64_t number = 0;        // the client counts its commands, from 1 on
-  bool insists = false;       // the client has not found the primary for long: a server with a copy becomes it
-  bool is_forwarded = false;  // by the primary of the shard
-  bool resumes = false;       // the first one of a client that knows what was refused before
-  uint64_t client = 0;        // the one that has made the command
-  uint64_t sequence = 0;      // rises with the commands of a client to a shard, whatever server it sends them to
-  uint32_t view = 0;          // of the shard, as the client knows it; 0: the shard has no copy
-  Range range;                // if num_ranges is 0; else `count` is the sum of the ranges
+  uint64_t number = 0;  // the client counts its commands, from 1 on
+  uint64_t client = 0;  // the one that has made the command
+  Range range;          // if num_ranges is 0; else `count` is the sum of the ranges
   uint32_t num_ranges = 0;
   uint64_t address = 0;  // of a pull: where the elements belong in the client's memory, if the server may write there
   uint32_t num_inline = 0;  // bytes of payload that follow the command
 };
 
 // The answer to a command, but for a pull that succeeds: its elements answer it, unless they have been written to its
-// address. A status that is_lost() refuses it: the server does not have the shard, but another one may. Then the server
-// refuses all that the client sends to the shard, until a command that resumes: else one could overtake those before
-// it.
+// address.
 struct Reply {
   uint64_t number = 0;
   Status status;
-  uint32_t view = 0;  // of the shard
 };
-
-// How a shard is kept at two servers of a ring.
-struct RingInfo {
-  uint64_t ring = 0;      // chosen by the clients; 0: there is no copy
-  uint64_t patience = 0;  // nanoseconds: a server that does not answer for so long is lost
-  uint64_t view = 1;      // rises when one of the two servers is lost
-};
-
-// The memory that a server has of a client of a shard.
-struct ClientState {
-  static constexpr uint64_t kNoClock = UINT64_MAX;
-
-  uint64_t client = 0;  // 0: of all clients: the number that is expected, and that of the live ones
-  uint64_t mark = 0;
-  uint64_t clock = kNoClock;
-};
-
-constexpr uint64_t kPause = 250000000;  // nanoseconds: a thread that has not run for so long was paused
-constexpr uint64_t kLeastPatience = 1000000000, kMostPatience = 3600 * UINT64_C(1000000000);
 
 using Bytes = std::vector<char>;
 

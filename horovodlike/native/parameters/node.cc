@@ -20,6 +20,7 @@ namespace {
 constexpr uint64_t kSpin = 50 * kMicrosecond;
 constexpr uint64_t kAnswerCheck = 250 * kMillisecond;  // between two looks for hosts that do not answer
 constexpr uint64_t kPoll = 100 * kMicrosecond;         // between two looks at the sockets while there is other work
+constexpr int kLongestSleep = 500;                     // milliseconds: bounds a wake-up that was lost with its sender
 
 int make_call() {
   const int call = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -57,10 +58,6 @@ bool ParameterNode::call(Add&& add) {
   while (write(call_, &one, sizeof one) == -1 && errno == EINTR) {
   }
   return true;
-}
-
-void ParameterNode::reconnect(int64_t server, PeerConnection connection) {
-  call([&](Calls* calls) { calls->connections.emplace_back(std::move(connection), server); });
 }
 
 void ParameterNode::add_client(PeerConnection connection) {
@@ -126,7 +123,6 @@ void ParameterNode::run() {
       loop_.check_answered();
       checked = now;
     }
-    longest_sleep_ = loop_.check_time();
     if (loop_.progress()) continue;
     uint64_t ignored = 0;
     const bool finds_work =
@@ -168,7 +164,7 @@ void ParameterNode::sleep() {
   const uint64_t begin = now_ns();
   loop_.arm();
   is_asleep_.store(true);
-  if (!has_calls_.load() && !loop_.can_progress()) loop_.find_ready(longest_sleep_);
+  if (!has_calls_.load() && !loop_.can_progress()) loop_.find_ready(kLongestSleep);
   is_asleep_.store(false);
   loop_.disarm();
   uint64_t calls = 0;

@@ -28,8 +28,6 @@ class ParameterNode {
   void add_client(PeerConnection connection);
   // Returns the number of the server.
   int64_t add_server(PeerConnection connection);
-  // Another connection to a server whose connection has ended.
-  void reconnect(int64_t server, PeerConnection connection);
   void remove_server(int64_t server);
   void set_user_rules(const UserRules& rules);
   // Begins a request. Fails after stop().
@@ -72,7 +70,6 @@ class ParameterNode {
   std::atomic<int64_t> next_server_{1};
   std::mutex peers_mutex_;  // a leaf lock
   NodeLoop loop_;           // the node's thread
-  int longest_sleep_ = 0;   // milliseconds; the node's thread
   bool is_dense_ = false;   // the node's thread: the last sleep was so short that spinning is better
   std::thread thread_;
 };

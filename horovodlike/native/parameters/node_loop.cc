@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/log.h"
 
 namespace hvl {
@@ -19,15 +18,12 @@ namespace {
 
 constexpr int kMostReady = 64;
 constexpr int kLastRounds = 64;  // for what has come from a peer that has ended
-// Milliseconds. They also bound a wake-up that was lost with its sender.
-constexpr int kSleep = 500, kSleepWithCopies = 100;
-constexpr uint64_t kCheck = 20 * kMillisecond;
 
-void copy_out(const RequestPiece& piece) {
-  const char* from = piece.received;
-  for (const iovec& place : piece.places) {
-    std::memcpy(place.iov_base, from, place.iov_len);
-    from += place.iov_len;
+void copy_out(const ClientCommand& command) {
+  const char* from = command.received;
+  for (const iovec& destination : command.destinations) {
+    std::memcpy(destination.iov_base, from, destination.iov_len);
+    from += destination.iov_len;
   }
 }
 
@@ -51,12 +47,7 @@ void leave(NodePeer* peer) {
 }  // namespace
 
 NodeLoop::NodeLoop(HandleTable* handles, int call, std::mutex* peers_mutex)
-    : handles_(*handles),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      peers_mutex_(*peers_mutex),
-      router_([this](int64_t server, RequestPiece* piece) { return call_server(server, piece); },
-              [this](RequestPiece* piece, const Status& status) { end(piece, status); }) {
-  store_.replicator().set_call([this](int64_t server, Piece* piece) { return call_server(server, piece); });
+    : handles_(*handles), epoll_(epoll_create1(EPOLL_CLOEXEC)), peers_mutex_(*peers_mutex) {
   epoll_event event{};
   event.events = EPOLLIN;
   if (epoll_ != -1 && epoll_ctl(epoll_, EPOLL_CTL_ADD, call, &event) == 0) return;
@@ -77,15 +68,10 @@ void NodeLoop::add_client(PeerConnection connection) {
 }
 
 void NodeLoop::add_server(PeerConnection connection, int64_t server) {
-  const auto found = servers_.find(server);
-  if (found != servers_.end() && found->second.peer != nullptr) return;  // it is connected
   const std::string name = connection.peer;
   Server& added = servers_[server];
   added.ended = catch_no_memory(name, [&] {
-    const auto on_end = [this](Piece* ended, const Status& status) {
-      auto* piece = static_cast<RequestPiece*>(ended);
-      piece->is_routed ? router_.on_end(piece, status) : end(piece, status);
-    };
+    const auto on_end = [this](ClientCommand* command, const Status& status) { end(command, status); };
     auto peer = std::make_unique<NodePeer>(std::move(connection), server, &store_, on_end,
                                            [this](NodePeer* ready) { mark_ready(ready); });
     NodePeer* made = peer.get();
@@ -127,63 +113,41 @@ void NodeLoop::stop() {
     leave(peer);
     drop(peer, why);
   }
-  router_.stop(why);
   handles_.wake_waiters();
   has_completed_ = false;
 }
 
 void NodeLoop::begin(std::unique_ptr<ClientRequest> request) {
-  ClientRequest* begun = request.release();  // until its last piece has ended
-  begun->num_left = begun->pieces.size() + 1;
-  if (begun->occasion != Occasion::kPieces) return begin_occasion(begun);
-  for (RequestPiece& piece : begun->pieces) {
-    piece.request = begun;
-    if (piece.is_routed) {
-      router_.begin(&piece);
-    } else {
-      const Status status = catch_no_memory("a server", [&] {
-        if (call_server(piece.server, &piece)) return Status();
-        const auto server = servers_.find(piece.server);
-        return server != servers_.end()
-                   ? server->second.ended
-                   : Status(HVL_INVALID_ARGUMENT, "there is no server " + std::to_string(piece.server));
-      });
-      if (!status.ok()) end(&piece, status);
-    }
+  ClientRequest* begun = request.release();  // until its last command has ended
+  begun->num_left = begun->commands.size() + 1;
+  for (ClientCommand& command : begun->commands) {
+    command.request = begun;
+    const Status status = catch_no_memory("a server", [&] { return call_server(&command); });
+    if (!status.ok()) end(&command, status);
   }
   complete(begun);
 }
 
-void NodeLoop::begin_occasion(ClientRequest* request) {
-  const auto server = servers_.find(request->server);
-  if (server == servers_.end() || server->second.peer == nullptr) {
-    request->status = server != servers_.end() ? server->second.ended : Status(HVL_INVALID_ARGUMENT, "no such server");
-    return complete(request);
+Status NodeLoop::call_server(ClientCommand* command) {
+  const auto found = servers_.find(command->server);
+  if (found == servers_.end()) {
+    return Status(HVL_INVALID_ARGUMENT, "there is no server " + std::to_string(command->server));
   }
-  if (request->occasion == Occasion::kServerEnds) return server->second.awaiting.push_back(request);
-  has_copies_ = true;
-  store_.replicator().begin(request->ring, request->server, [this, request](const Status& why) {
-    request->status = why;
-    complete(request);
-  });
+  NodePeer* peer = found->second.peer;
+  if (peer == nullptr) return found->second.ended;
+  mark_ready(peer);
+  peer->call(command);
+  return Status();
 }
 
-bool NodeLoop::call_server(int64_t server, Piece* piece) {
-  const auto found = servers_.find(server);
-  if (found == servers_.end() || found->second.peer == nullptr) return false;
-  mark_ready(found->second.peer);
-  found->second.peer->call(piece);
-  return true;
-}
-
-void NodeLoop::end(RequestPiece* piece, const Status& status) {
-  const RequestPiece& ended = *piece;
+void NodeLoop::end(ClientCommand* command, const Status& status) {
+  ClientRequest* request = command->request;
   if (status.ok()) {
-    copy_out(ended);
-  } else if (ended.request->status.ok()) {
-    ended.request->status = status;
+    copy_out(*command);
+  } else if (request->status.ok()) {
+    request->status = status;
   }
-  complete(ended.request);
+  complete(request);
 }
 
 void NodeLoop::complete(ClientRequest* request) {
@@ -257,19 +221,11 @@ void NodeLoop::drop(NodePeer* peer, const Status& why) {
   if (peer->server() == 0 && !peer->has_left() && why.code() != HVL_SHUT_DOWN) {
     log(LogLevel::kWarning, "a client of this parameter server is dropped: " + why.message());
   }
-  const int64_t number = peer->server();
-  if (number != 0) servers_[number].peer = nullptr, servers_[number].ended = why;
+  if (peer->server() != 0) servers_[peer->server()] = Server{nullptr, why};
   local_.erase(std::remove(local_.begin(), local_.end(), peer), local_.end());
   ready_.erase(std::remove(ready_.begin(), ready_.end(), peer), ready_.end());
   peer->is_ready = true;  // nothing puts it there again
   peer->end(why);
-  if (number != 0) {
-    store_.replicator().end_server(number, why);
-    for (ClientRequest* request : std::exchange(servers_[number].awaiting, {})) {
-      request->status = why;
-      complete(request);
-    }
-  }
   has_completed_ = true;
   std::unique_ptr<NodePeer> dropped;  // ticks of other clients may end now, and mark their peers
   {
@@ -278,28 +234,6 @@ void NodeLoop::drop(NodePeer* peer, const Status& why) {
     peers_.erase(owner);
     dropped = nullptr;
   }
-}
-
-int NodeLoop::check_time() {
-  if (!has_copies_ && !store_.has_rings() && !router_.is_used()) return kSleep;
-  const uint64_t now = now_ns();
-  const uint64_t pause = last_turn_ == 0 ? 0 : now - last_turn_;
-  last_turn_ = now;
-  store_.check_pause(now);
-  for (const auto& peer : peers_) {
-    if (pause >= kPause) peer->renew_patience();
-  }
-  const int longest_sleep = router_.is_searching() ? static_cast<int>(kCheck / kMillisecond) : kSleepWithCopies;
-  if (now < next_check_) return longest_sleep;
-  next_check_ = now + kCheck;
-  router_.retry();
-  store_.replicator().keep_alive(now);
-  for (const auto& peer : peers_) {
-    Status status = peer->check_patience(now);
-    if (!status.ok()) failed_.emplace_back(peer.get(), std::move(status));
-    if (peer->can_progress()) mark_ready(peer.get());
-  }
-  return longest_sleep;
 }
 
 void NodeLoop::arm() {

@@ -9,7 +9,6 @@
 
 #include "parameters/client_request.h"
 #include "parameters/node_peer.h"
-#include "parameters/router.h"
 #include "parameters/shard_store.h"
 #include "queue/handle_table.h"
 
@@ -27,16 +26,12 @@ class NodeLoop {
   NodeLoop& operator=(const NodeLoop&) = delete;
 
   void add_client(PeerConnection connection);
-  // A server whose connection has ended may get another one.
   void add_server(PeerConnection connection, int64_t server);
   void remove_server(int64_t server);
   void set_user_rules(const UserRules& rules) { store_.set_user_rules(rules); }
   void begin(std::unique_ptr<ClientRequest> request);
   // Ends all sessions, and the requests with them.
   void stop();
-  // Called at each turn of the thread: handles what depends on time only. Returns for how many milliseconds the thread
-  // may sleep.
-  int check_time();
 
   // Progresses the sessions that can; false: nothing could be done.
   bool progress();
@@ -54,17 +49,15 @@ class NodeLoop {
   struct Server {
     NodePeer* peer = nullptr;  // null: the connection has ended
     Status ended;
-    std::vector<ClientRequest*> awaiting;  // its end
   };
 
-  void begin_occasion(ClientRequest* request);
-  bool call_server(int64_t server, Piece* piece);
+  Status call_server(ClientCommand* command);
   void add(std::unique_ptr<NodePeer> peer);
   void mark_ready(NodePeer* peer);
   void progress(NodePeer* peer, bool* progressed);
   void watch(NodePeer* peer, int operation);
   void drop(NodePeer* peer, const Status& why);
-  void end(RequestPiece* piece, const Status& status);
+  void end(ClientCommand* command, const Status& status);
   void complete(ClientRequest* request);
 
   HandleTable& handles_;
@@ -76,10 +69,7 @@ class NodeLoop {
   std::vector<NodePeer*> ready_;
   std::vector<std::pair<NodePeer*, Status>> failed_;
   std::unordered_map<int64_t, Server> servers_;  // by number
-  Router router_;
-  uint64_t last_turn_ = 0, next_check_ = 0;
-  bool has_copies_ = false;     // of some shards: of this server's, or this server has them
-  bool has_completed_ = false;  // some handles, whose threads have not been woken
+  bool has_completed_ = false;                   // some handles, whose threads have not been woken
 };
 
 }  // namespace hvl

@@ -62,7 +62,8 @@ NodePeer::NodePeer(PeerConnection connection, ShardStore* store, Notify notify) 
   fd_ = find_fd();
 }
 
-NodePeer::NodePeer(PeerConnection connection, int64_t server, ShardStore* store, Piece::OnEnd on_end, Notify notify)
+NodePeer::NodePeer(PeerConnection connection, int64_t server, ShardStore* store, ClientCommand::OnEnd on_end,
+                   Notify notify)
     : local_(std::move(connection.local)), server_(server) {
   if (connection.is_own()) {
     own_ = std::make_unique<OwnClient>(connection.peer, store, std::move(on_end),
@@ -100,11 +101,7 @@ Status NodePeer::progress(bool* progressed) {
     own_->progress(progressed);
     return Status();
   }
-  bool moved = false;
-  Status status = session_->progress(&moved);
-  if (moved && client_ != nullptr) client_->renew_patience();
-  *progressed = *progressed || moved;
-  return status;
+  return session_->progress(progressed);
 }
 
 Status NodePeer::take_input() {
@@ -123,10 +120,6 @@ Status NodePeer::take_input() {
 void NodePeer::arm() {
   const uint32_t news = kWakeNews | kWakeMessage;
   doorbell().arm(WaitingParty::kEngineThread, session_->is_sending() ? news | kWakeRoom : news);
-}
-
-void NodePeer::renew_patience() {
-  if (client_ != nullptr) client_->renew_patience();
 }
 
 void NodePeer::leave() {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "parameters/client_session.h"
 #include "parameters/own_client.h"
 #include "parameters/server_session.h"
 #include "shm/host_memory.h"
@@ -15,7 +16,7 @@ namespace hvl {
 // The rest of a connection whose stream is in shared memory. Owns the socket.
 struct LocalEnd {
   std::shared_ptr<HostMemory> memory;
-  int local_rank;  // this process's place in the memory
+  int local_rank;  // this process's rank in the memory
   int socket;      // wakes the peer, and shows when it ends
 
   ~LocalEnd() { close(); }
@@ -51,7 +52,7 @@ class NodePeer {
   // A client.
   NodePeer(PeerConnection connection, ShardStore* store, Notify notify);
   // A server. `store`: for the process itself.
-  NodePeer(PeerConnection connection, int64_t server, ShardStore* store, Piece::OnEnd on_end, Notify notify);
+  NodePeer(PeerConnection connection, int64_t server, ShardStore* store, ClientCommand::OnEnd on_end, Notify notify);
   NodePeer(const NodePeer&) = delete;
   NodePeer& operator=(const NodePeer&) = delete;
 
@@ -62,7 +63,7 @@ class NodePeer {
   int fd() const { return fd_; }  // -1: none
 
   // Takes a command for the server.
-  void call(Piece* piece) { own_ != nullptr ? own_->call(piece) : client_->call(piece); }
+  void call(ClientCommand* command) { own_ != nullptr ? own_->call(command) : client_->call(command); }
   // Moves bytes, and handles what has come. An error ends the connection.
   Status progress(bool* progressed);
   bool can_progress() const;
@@ -70,15 +71,11 @@ class NodePeer {
   bool waits_for_room() const { return fd_ != -1 && !is_local() && session_->is_sending(); }
   // The socket has input. An error: the peer has ended.
   Status take_input();
-  // Of a peer of this host: whether it wakes this process for what it does.
+  // For a peer of this host: whether it wakes this process after it has done something.
   void arm();
   void disarm() { doorbell().disarm(); }
   // Returns an error if the host of the peer does not answer.
   Status check_answered() const { return own_ != nullptr ? Status() : session_->stream().check_answered(); }
-  // Returns an error if the server does not answer. Called now and then.
-  Status check_patience(uint64_t now) { return client_ != nullptr ? client_->check_patience(now) : Status(); }
-  // This process was paused.
-  void renew_patience();
   // Tells a server that this client leaves, and waits for a short time until that has been sent.
   void leave();
   // Ends the session, and all commands that have not ended with an error.

@@ -5,15 +5,13 @@
 namespace hvl {
 
 void OwnClient::progress(bool* progressed) {
-  for (uint64_t used = 0; used < Turns::kCost && !waiting_.empty();) {
-    Piece* piece = waiting_.front();
-    waits_for_room_ = !runner_.has_room_for(piece->command);
-    if (waits_for_room_ || turns_.leave_out(piece->command)) break;
-    piece->set_number(next_number_++);
-    pending_[piece->command.number] = piece;
+  for (uint64_t used = 0; used < CommandRunner::kTimeSlice && !waiting_.empty();) {
+    ClientCommand* command = waiting_.front();
+    command->set_number(next_number_++);
+    pending_[command->number] = command;
     waiting_.pop_front();  // after the insertion, which may throw
-    used += Turns::cost_of(piece->command);
-    runner_.carry_out(piece->command, CommandRunner::Pushed{piece->sent, piece->num_sent}, nullptr);
+    used += CommandRunner::cost_of(*command);
+    runner_.carry_out(*command, CommandRunner::Pushed{command->sent, command->num_sent});
     *progressed = true;
   }
   for (const Reply& reply : std::exchange(replies_, {})) {
@@ -25,20 +23,15 @@ void OwnClient::progress(bool* progressed) {
 void OwnClient::end(const Reply& reply) {
   const auto found = pending_.find(reply.number);
   if (found == pending_.end()) return;
-  Piece* piece = found->second;
+  ClientCommand* command = found->second;
   pending_.erase(found);
-  piece->end(piece->take(reply, server_), on_end_);
-}
-
-void OwnClient::notify() {
-  waits_for_room_ = false;
-  notify_();
+  on_end_(command, status_of(reply, server_));
 }
 
 void OwnClient::fail(const Status& status) {
   replies_.clear();
-  for (const auto& [number, piece] : std::exchange(pending_, {})) piece->end(status, on_end_);
-  for (Piece* piece : std::exchange(waiting_, {})) piece->end(status, on_end_);
+  for (const auto& [number, command] : std::exchange(pending_, {})) on_end_(command, status);
+  for (ClientCommand* command : std::exchange(waiting_, {})) on_end_(command, status);
 }
 
 }  // namespace hvl

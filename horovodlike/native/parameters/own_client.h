@@ -8,9 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "parameters/client_session.h"
+#include "parameters/client_request.h"
 #include "parameters/command_runner.h"
-#include "parameters/turns.h"
 
 namespace hvl {
 
@@ -18,19 +17,15 @@ namespace hvl {
 class OwnClient final : private CommandRunner::Output {
  public:
   // `store` must live longer. `notify` is called when progress() may have something to do again.
-  OwnClient(std::string server, ShardStore* store, Piece::OnEnd on_end, std::function<void()> notify)
-      : server_(std::move(server)),
-        on_end_(std::move(on_end)),
-        notify_(std::move(notify)),
-        turns_(store),
-        runner_(store, this) {}
+  OwnClient(std::string server, ShardStore* store, ClientCommand::OnEnd on_end, std::function<void()> notify)
+      : server_(std::move(server)), on_end_(std::move(on_end)), notify_(std::move(notify)), runner_(store, this) {}
 
   const std::string& server() const { return server_; }
   // Takes a command, which is borrowed until it has ended, and so is its memory. Commands are carried out in order.
-  void call(Piece* piece) { waiting_.push_back(piece); }
-  // Carries out the commands of a turn, and ends those that have been answered.
+  void call(ClientCommand* command) { waiting_.push_back(command); }
+  // Carries out the commands of a time slice, and ends those that have been answered.
   void progress(bool* progressed);
-  bool can_progress() const { return !replies_.empty() || (!waiting_.empty() && !waits_for_room_); }
+  bool can_progress() const { return !replies_.empty() || !waiting_.empty(); }
   // Ends all commands that have not ended with an error; progress() must not be called any more.
   void fail(const Status& status);
 
@@ -42,18 +37,16 @@ class OwnClient final : private CommandRunner::Output {
   }
   void reply(const Reply& reply) override { replies_.push_back(reply); }
   void return_elements(uint64_t number, BufferPool::Pointer, uint64_t) override { reply(Reply{number, Status()}); }
-  void notify() override;
+  void notify() override { notify_(); }
 
   void end(const Reply& reply);
 
   const std::string server_;
-  const Piece::OnEnd on_end_;
+  const ClientCommand::OnEnd on_end_;
   const std::function<void()> notify_;
-  std::deque<Piece*> waiting_;                    // to be carried out
-  std::unordered_map<uint64_t, Piece*> pending_;  // by number: those that are
+  std::deque<ClientCommand*> waiting_;                    // to be carried out
+  std::unordered_map<uint64_t, ClientCommand*> pending_;  // by number: those that are
   uint64_t next_number_ = 1;
-  bool waits_for_room_ = false;
-  Turns turns_;
   std::vector<Reply> replies_;
   CommandRunner runner_;
 };

@@ -49,8 +49,8 @@ float scale_of(const T* elements, uint64_t count, const T* residual) {
 }
 
 template <class T, class Conversion>
-void narrow_run(const Conversion& conversion, const T* elements, uint64_t count, T* residual,
-                typename Conversion::Narrow* narrowed) {
+void narrow_each(const Conversion& conversion, const T* elements, uint64_t count, T* residual,
+                 typename Conversion::Narrow* narrowed) {
   for (uint64_t i = 0; i < count; ++i) {
     const T wanted = residual != nullptr ? elements[i] + residual[i] : elements[i];
     narrowed[i] = conversion.to_narrow(static_cast<float>(wanted));
@@ -63,7 +63,7 @@ void narrow_run(const Conversion& conversion, const T* elements, uint64_t count,
 template <class T>
 void narrow_all(Payload payload, const T* elements, uint64_t count, T* residual, char* narrowed) {
   if (payload == HVL_PAYLOAD_BFLOAT16) {
-    return narrow_run(AsBfloat16{}, elements, count, residual, reinterpret_cast<Bfloat16*>(narrowed));
+    return narrow_each(AsBfloat16{}, elements, count, residual, reinterpret_cast<Bfloat16*>(narrowed));
   }
   auto* numbers = reinterpret_cast<int8_t*>(narrowed + scales_of(count) * sizeof(float));
   for (uint64_t begin = 0; begin < count; begin += kScaledElements) {
@@ -74,7 +74,7 @@ void narrow_all(Payload payload, const T* elements, uint64_t count, T* residual,
     if (std::isnan(conversion.scale)) {  // and so are all of these elements, at the server
       std::memset(numbers + begin, 0, length);
     } else {
-      narrow_run(conversion, elements + begin, length, errors, numbers + begin);
+      narrow_each(conversion, elements + begin, length, errors, numbers + begin);
     }
   }
 }

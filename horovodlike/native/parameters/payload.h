@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "hvl_parameters.h"
 
 namespace hvl {
 

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "hvl_parameters.h"
 
 namespace hvl {
 
@@ -59,7 +60,7 @@ struct Elements {
   size_t count;
 };
 
-// As memcpy(), by the vectors of reduce() with one source: places need not be aligned alike.
+// As memcpy(), by the vectors of reduce() with one source: the two need not be aligned alike.
 void copy_bytes(const char* from, char* to, size_t num_bytes);
 
 const char* name_of(Rule rule);

@@ -7,10 +7,10 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kFetched = 8;                                // payloads that are fetched ahead
-constexpr size_t kReturned = 4;                               // pulls whose elements are on their way
-constexpr size_t kReplies = 128;                              // batches of replies that are on their way
-constexpr uint64_t kMostElementsBytes = 2 * kPieceBytesMost;  // with ranges
+constexpr size_t kFetched = 8;                                  // payloads that are fetched ahead
+constexpr size_t kReturned = 4;                                 // pulls whose elements are on their way
+constexpr size_t kReplies = 128;                                // batches of replies that are on their way
+constexpr uint64_t kMostElementsBytes = 2 * kMostPayloadBytes;  // with ranges
 
 }  // namespace
 
@@ -19,7 +19,6 @@ ServerSession::ServerSession(const std::string& client, std::unique_ptr<PeerStre
     : Session(client, std::move(stream), keys),
       store_(*store),
       notify_(std::move(notify)),
-      turns_(store),
       runner_(new CommandRunner(store, this)) {}
 
 ServerSession::~ServerSession() { close(); }  // before the memory goes
@@ -32,7 +31,7 @@ Status ServerSession::on_batch(Bytes batch) {
 }
 
 Status ServerSession::on_elements(uint64_t number, uint64_t num_bytes) {
-  if (num_bytes > kMostElementsBytes) return wrong("more elements than a piece may have");
+  if (num_bytes > kMostElementsBytes) return wrong("more elements than a command may have");
   if (number <= last_pushed_) return wrong("elements of one number twice, or in another order than their numbers");
   last_pushed_ = number;
   pushed_.push_back(Elements{number, nullptr, num_bytes, false});
@@ -74,7 +73,7 @@ void ServerSession::notify() {
 }
 
 Status ServerSession::before_sending() {
-  budget_ = Turns::kCost;
+  budget_ = CommandRunner::kTimeSlice;
   return run_commands();
 }
 
@@ -92,7 +91,7 @@ Status ServerSession::run_commands() {
       bool done = true;
       status = run(*command_, &done);
       if (!done) return status;
-      budget_ -= std::min(budget_, Turns::cost_of(*command_));
+      budget_ -= std::min(budget_, CommandRunner::cost_of(*command_));
       command_.reset();
     } else {
       num_waiting_bytes_ -= batches_.front().size();
@@ -105,16 +104,10 @@ Status ServerSession::run_commands() {
 }
 
 Status ServerSession::run(const Command& command, bool* done) {
-  *done = (command.kind != Command::Kind::kPull || returned_.size() + runner_->num_pulled() < kReturned) &&
-          runner_->has_room_for(command);
   const bool has_message = CommandRunner::has_large_payload(command);
-  *done = *done && (!has_message || (!pushed_.empty() && pushed_.front().is_here));
+  *done = (command.kind != Command::Kind::kPull || returned_.size() < kReturned) &&
+          (!has_message || (!pushed_.empty() && pushed_.front().is_here));
   if (!*done) return Status();
-  if (turns_.leave_out(command)) {
-    *done = false;
-    budget_ = 0;
-    return Status();
-  }
   CommandRunner::Pushed payload{inline_payload_, command.num_inline};
   BufferPool::Pointer memory;
   if (has_message) {
@@ -125,7 +118,7 @@ Status ServerSession::run(const Command& command, bool* done) {
     payload = CommandRunner::Pushed{elements.memory.get(), elements.num_bytes};
     memory = std::move(elements.memory);
   }
-  runner_->carry_out(command, payload, std::move(memory));
+  runner_->carry_out(command, payload);
   return Status();
 }
 

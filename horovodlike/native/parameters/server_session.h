@@ -12,7 +12,6 @@
 
 #include "parameters/command_runner.h"
 #include "parameters/session.h"
-#include "parameters/turns.h"
 
 namespace hvl {
 
@@ -26,7 +25,7 @@ class ServerSession final : public Session, private CommandRunner::Output {
 
   // True if the client has said that it ends the connection.
   bool has_left() const { return runner_->has_left(); }
-  // True if the last progress() has left commands to the next one, so that other sessions get their turn.
+  // True if the last progress() has left commands to the next one, so that other sessions have their turn.
   bool has_more() const { return budget_ == 0; }
 
  private:
@@ -64,9 +63,8 @@ class ServerSession final : public Session, private CommandRunner::Output {
   uint64_t num_waiting_bytes_ = 0;     // of the batches
   std::optional<BatchReader> reader_;  // of the first batch
   std::optional<Command> command_;     // the one that waits
-  Turns turns_;
-  uint64_t last_number_ = 0;  // of a command
-  uint64_t budget_ = 1;       // bytes of elements that commands may use until the next progress()
+  uint64_t last_number_ = 0;           // of a command
+  uint64_t budget_ = 1;                // the costs that commands may have until the next progress()
   const char* inline_payload_ = nullptr;
   std::deque<Elements> pushed_;                                 // in the order of their commands
   uint64_t last_pushed_ = 0;                                    // the number of the last elements that came

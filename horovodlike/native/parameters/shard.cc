@@ -85,15 +85,6 @@ void Shard::apply_in_block(const Update& update, const Range& range, const char*
   hvl::apply(update, pushed, elements);
 }
 
-bool Shard::is_used(Part part, const Range& range) const {
-  if (part == Part::kValues || is_of_counts(part)) return true;
-  const size_t slot = part == Part::kSlot0 ? 0 : 1;
-  bool is_used = false;
-  for_each_block(
-      range, [&](size_t block, const Range&, uint64_t) { is_used = is_used || blocks_[block].slots[slot] != nullptr; });
-  return is_used;
-}
-
 void Shard::read(Part part, const Range& range, char* to) const {
   const uint64_t width = width_of(part);
   if (part == Part::kValues) {

@@ -11,8 +11,9 @@
 
 namespace hvl {
 
-// A large push is applied in pieces, so that no client waits until that of another one is complete. A piece has
-// whole blocks, but for its ends. Each block is updated as a whole, and counts the updates of kAdam by itself.
+// A large push is applied in several commands, so that no client waits until the push of another one is complete. A
+// command has whole blocks, but for its ends. Each block is updated as a whole, and counts the updates of kAdam by
+// itself.
 constexpr uint64_t kBlockElements = HVL_PARAMETERS_BLOCK;
 
 // Consecutive elements of a shard.
@@ -53,8 +54,6 @@ class Shard {
   Status apply(const Update& update, uint64_t offset, uint64_t count, const char* pushed) {
     return apply(update, {Range{offset, count}}, pushed);
   }
-  // False: the items of the range are all 0, as they were made.
-  bool is_used(Part part, const Range& range) const;
   // Copy a range that check_range() has found right.
   void read(Part part, const Range& range, char* to) const;
   void write(Part part, const Range& range, const char* from);

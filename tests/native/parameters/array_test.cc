@@ -80,7 +80,7 @@ TEST(rows_are_updated_in_order_and_may_lie_on_two_servers) {
   }
 }
 
-TEST(many_rows_and_long_ones_are_cut_into_pieces) {
+TEST(many_rows_and_long_ones_are_cut_into_several_commands) {
   Process servers[2], client;
   constexpr int64_t kLength = 300000;
   Array array(&client, {{client.connect(Way::kCopies, &servers[0]), 700001},
@@ -104,7 +104,7 @@ TEST(many_rows_and_long_ones_are_cut_into_pieces) {
 TEST(bad_calls_are_refused_at_the_client) {
   std::unique_ptr<ClientArray> array;
   const hvl_parameters_shard shard{1, 10};
-  CHECK(ClientArray::make({1, HVL_FLOAT32, &shard, 1, 0, nullptr}, &array).ok());
+  CHECK(ClientArray::make({1, HVL_FLOAT32, &shard, 1, 0}, &array).ok());
   ClientRequest request;
   std::vector<float> values(10);
   char* memory = reinterpret_cast<char*>(values.data());
@@ -119,10 +119,10 @@ TEST(bad_calls_are_refused_at_the_client) {
   CHECK_HAS(array->send(Update{Rule::kSgd, {1.0 / 0.0}}, {}, 0, 1, memory, &request).message(), "not finite");
   CHECK_HAS(array->move_state(Command::Kind::kPull, 4, memory, &request).message(), "no such state");
   CHECK_HAS(array->move_state(Command::Kind::kPush, HVL_UPDATES, memory, &request).message(), "no such state");
-  CHECK(ClientArray::make({1, HVL_INT32, &shard, 1, 0, nullptr}, &array).ok());
+  CHECK(ClientArray::make({1, HVL_INT32, &shard, 1, 0}, &array).ok());
   CHECK_HAS(array->send(kAdd, {HVL_PAYLOAD_INT8, false}, 0, 1, memory, &request).message(), "int32");
-  CHECK_HAS(ClientArray::make({1, HVL_INT32, &shard, 0, 0, nullptr}, &array).message(), "no shards");
-  CHECK(request.pieces.empty());
+  CHECK_HAS(ClientArray::make({1, HVL_INT32, &shard, 0, 0}, &array).message(), "no shards");
+  CHECK(request.commands.empty());
 }
 
 TEST(narrow_payloads_are_near_and_their_errors_are_fed_back) {

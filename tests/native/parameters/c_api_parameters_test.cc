@@ -48,7 +48,7 @@ size_t count_descriptors() {
 
 hvl_parameters_array* open_array(int64_t server, int64_t count, int32_t num_clients = 0) {
   const hvl_parameters_shard shard{server, count};
-  const hvl_parameters_array_config config{1, HVL_FLOAT32, &shard, 1, num_clients, nullptr};
+  const hvl_parameters_array_config config{1, HVL_FLOAT32, &shard, 1, num_clients};
   return hvl_parameters_open(&config);
 }
 

@@ -181,14 +181,14 @@ TEST(a_client_that_stalls_holds_up_no_other) {
   CHECK(array.create().ok());
   {
     auto stalled = std::make_unique<ClientSession>("a server", std::move(ends.client.stream), nullptr,
-                                                   [](Piece*, const Status&) {});
+                                                   [](ClientCommand*, const Status&) {});
     std::vector<float> values(256 << 10);
-    std::vector<Piece> pulls(100);
-    for (Piece& pull : pulls) {
-      pull.command.kind = Command::Kind::kPull;
-      pull.command.dtype = HVL_FLOAT32;
-      pull.command.shard = ShardId{7, 0};
-      pull.command.range.count = values.size();
+    std::vector<ClientCommand> pulls(100);
+    for (ClientCommand& pull : pulls) {
+      pull.kind = Command::Kind::kPull;
+      pull.dtype = HVL_FLOAT32;
+      pull.shard = ShardId{7, 0};
+      pull.range.count = values.size();
       pull.received = reinterpret_cast<char*>(values.data());
       pull.num_received = values.size() * sizeof(float);
       stalled->call(&pull);

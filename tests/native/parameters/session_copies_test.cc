@@ -2,21 +2,30 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "p2p/shm_stream.h"
 #include "parameter_processes.h"
-#include "wrapped_stream.h"
 
 namespace hvl {
 namespace {
 
-// A stream whose direct copies the system refuses.
-struct RefusedStream final : WrappedStream {
+// A stream through another one, whose direct copies the system refuses.
+struct RefusedStream final : PeerStream {
+  const std::unique_ptr<PeerStream> stream;
   std::atomic<int>& num_copies;
 
-  RefusedStream(std::unique_ptr<PeerStream> stream, std::atomic<int>* count)
-      : WrappedStream(std::move(stream)), num_copies(*count) {}
+  RefusedStream(std::unique_ptr<PeerStream> wrapped, std::atomic<int>* count)
+      : stream(std::move(wrapped)), num_copies(*count) {}
+  uint64_t send(const void* data, uint64_t num_bytes) override { return stream->send(data, num_bytes); }
+  uint64_t receive(void* data, uint64_t num_bytes) override { return stream->receive(data, num_bytes); }
+  bool has_sent(uint64_t end) const override { return stream->has_sent(end); }
+  bool has_received(uint64_t end) const override { return stream->has_received(end); }
+  Status progress(bool* moved) override { return stream->progress(moved); }
+  bool can_progress() const override { return stream->can_progress(); }
+  void add_to(std::vector<pollfd>* polled) const override { stream->add_to(polled); }
+  void close() override { stream->close(); }
   bool refuse() {
     ++num_copies;
     return false;

@@ -45,8 +45,8 @@ struct Ends {
 // A client and the server's session for it.
 struct Connection {
   Ends ends;
-  std::deque<Piece> pieces;          // by number, from 1 on
-  std::map<uint64_t, Status> ended;  // likewise
+  std::deque<ClientCommand> commands;  // by number, from 1 on
+  std::map<uint64_t, Status> ended;    // likewise
   ClientSession client;
   ServerSession server;
 
@@ -54,55 +54,56 @@ struct Connection {
   Connection(const How& how, ShardStore* store)
       : ends(how),
         client("a server", std::move(ends.streams[0]), ends.keys_of(0),
-               [this](Piece* piece, const Status& status) { ended[number_of(piece)] = status; }),
+               [this](ClientCommand* command, const Status& status) { ended[number_of(command)] = status; }),
         server("a client", std::move(ends.streams[1]), ends.keys_of(1), store) {}
 
-  uint64_t number_of(const Piece* piece) const {
-    for (size_t index = 0; index < pieces.size(); ++index) {
-      if (&pieces[index] == piece) return index + 1;
+  uint64_t number_of(const ClientCommand* command) const {
+    for (size_t index = 0; index < commands.size(); ++index) {
+      if (&commands[index] == command) return index + 1;
     }
     return 0;
   }
-  Piece* add(Command::Kind kind, ShardId shard, uint64_t offset, uint64_t count) {
-    Piece& piece = pieces.emplace_back();
-    piece.command.kind = kind;
-    piece.command.dtype = HVL_FLOAT64;
-    piece.command.shard = shard;
-    piece.command.range = Range{offset, count};
-    return &piece;
+  ClientCommand* add(Command::Kind kind, ShardId shard, uint64_t offset, uint64_t count) {
+    ClientCommand& command = commands.emplace_back();
+    command.kind = kind;
+    command.dtype = HVL_FLOAT64;
+    command.shard = shard;
+    command.range = Range{offset, count};
+    return &command;
   }
-  uint64_t call(Piece* piece) {
-    client.call(piece);
-    return pieces.size();
+  uint64_t call(ClientCommand* command) {
+    client.call(command);
+    return commands.size();
   }
 
   uint64_t push(const Update& update, uint64_t offset, const std::vector<double>& values, ShardId shard = kShard) {
-    Piece* piece = add(Command::Kind::kPush, shard, offset, values.size());
-    piece->command.update = update;
-    piece->sent = bytes_of(values);
-    piece->num_sent = values.size() * sizeof(double);
-    return call(piece);
+    ClientCommand* command = add(Command::Kind::kPush, shard, offset, values.size());
+    command->update = update;
+    command->sent = bytes_of(values);
+    command->num_sent = values.size() * sizeof(double);
+    return call(command);
   }
   uint64_t pull(uint64_t offset, std::vector<double>* values, ShardId shard = kShard) {
-    Piece* piece = add(Command::Kind::kPull, shard, offset, values->size());
-    piece->received = reinterpret_cast<char*>(values->data());
-    piece->num_received = values->size() * sizeof(double);
-    return call(piece);
+    ClientCommand* command = add(Command::Kind::kPull, shard, offset, values->size());
+    command->received = reinterpret_cast<char*>(values->data());
+    command->num_received = values->size() * sizeof(double);
+    return call(command);
   }
   void progress() {
     bool progressed = false;
     CHECK_EQ(client.progress(&progressed).message(), "");
     CHECK_EQ(server.progress(&progressed).message(), "");
   }
-  void run_until(const std::function<bool()>& is_done) {
+  void run_until(const std::function<bool()>& condition) {
     const uint64_t deadline = now_ns() + kSoon;
-    while (!is_done()) {
+    while (!condition()) {
       REQUIRE(now_ns() < deadline);
       progress();
     }
   }
+  bool is_done() const { return ended.size() == commands.size(); }
   void run() {
-    run_until([&] { return !client.has_pending(); });
+    run_until([&] { return is_done(); });
   }
 };
 
@@ -157,128 +158,6 @@ TEST(pushes_of_all_sizes_are_applied_in_order_and_pulls_see_those_before) {
   });
 }
 
-// The session of a primary whose copies are in a store.
-struct Primary : CommandOwner {
-  void on_settled(const Reply&) override {}
-  void on_room() override {}
-};
-
-// A store with a copy of a shard.
-struct OneCopy : ShardStore {
-  Primary primary;
-
-  explicit OneCopy(uint64_t count) {
-    Command command;
-    command.shard = kShard;
-    command.dtype = HVL_FLOAT64;
-    command.range = Range{0, count};
-    CHECK(begin_copy(command, RingInfo{1, kMostPatience}, &primary).ok());
-    CHECK(adopt(Command(), nullptr, find(kShard)).ok());
-    primary.last_forwarded = now_ns();
-  }
-  void lose_primary() { drop(&primary, nullptr); }
-};
-
-TEST(no_command_overtakes_one_that_was_refused) {
-  on_each_way([](const auto& connect) {
-    OneCopy store(4);
-    const auto connection = connect(&store), other = connect(&store);
-    const std::vector<double> ones(4, 1);
-    const auto push = [&](Connection* by, uint64_t client, uint64_t sequence, bool resumes = false) {
-      Piece* piece = by->add(Command::Kind::kPush, kShard, 0, 4);
-      piece->command.update = Update{Rule::kAdd, {}};
-      piece->command.client = client;
-      piece->command.sequence = sequence;
-      piece->command.view = 1;
-      piece->command.resumes = resumes;
-      piece->sent = bytes_of(ones);
-      piece->num_sent = 4 * sizeof(double);
-      by->call(piece);
-      by->run();
-      return by->ended.at(by->pieces.size()).message();
-    };
-    CHECK_HAS(push(connection.get(), 1, 1), "this server has a copy of the shard only");
-    store.lose_primary();
-    CHECK_HAS(push(connection.get(), 1, 2), "a command before this one was refused");
-    CHECK_EQ(push(connection.get(), 2, 1), "");  // another client in that process
-    CHECK_EQ(push(other.get(), 1, 1), "");       // another connection
-    CHECK_EQ(push(connection.get(), 1, 1, true), "");
-    CHECK_EQ(push(connection.get(), 1, 2), "");
-    std::vector<double> values(4);
-    other->pull(0, &values);
-    other->run();
-    CHECK(values == std::vector<double>(4, 3));
-  });
-}
-
-TEST(a_copy_becomes_the_primary_when_that_is_lost) {
-  Command command;
-  command.kind = Command::Kind::kPush;
-  command.shard = kShard;
-  command.view = 1;
-  StoredShard* shard = nullptr;
-  {
-    OneCopy store(4);
-    CHECK_HAS(store.claim(command, &shard).message(), "this server has a copy of the shard only");
-    command.insists = true;
-    CHECK(store.claim(command, &shard).ok());
-    CHECK(store.find_copy(command, &store.primary, &shard).is_lost());  // the old primary
-    command.insists = false;
-  }
-  OneCopy with_silent_primary(4), without_primary(4);
-  with_silent_primary.primary.last_forwarded -= kMostPatience / 4 * 3;
-  CHECK(with_silent_primary.claim(command, &shard).ok());
-  without_primary.lose_primary();
-  CHECK(without_primary.claim(command, &shard).ok());
-}
-
-// Takes what answers commands, for tests that do not look at it.
-struct NoOutput : CommandRunner::Output {
-  void reply(const Reply&) override {}
-  void return_elements(uint64_t, BufferPool::Pointer, uint64_t) override {}
-  void notify() override {}
-  bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }
-  BufferPool::Pointer memory_for(uint64_t, uint64_t) override { return {}; }
-};
-
-TEST(a_client_that_is_ahead_leaves_out_every_second_turn) {
-  OneShard store(4 * kBlockElements);
-  NoOutput output;
-  CommandRunner first(&store, &output), second(&store, &output);
-  Turns first_turns(&store), second_turns(&store);
-  const std::vector<double> ones(kBlockElements, 1);
-  const auto make = [](uint64_t block) {
-    Command command;
-    command.shard = kShard;
-    command.dtype = HVL_FLOAT64;
-    command.update = Update{Rule::kAdd, {}};
-    command.range = Range{block * kBlockElements, kBlockElements};
-    return command;
-  };
-  const auto push = [&](CommandRunner* by, uint64_t block) {
-    by->carry_out(make(block), {bytes_of(ones), kBlockElements * sizeof(double)}, nullptr);
-  };
-  for (uint64_t block = 0; block < 3; ++block) {
-    CHECK(!first_turns.leave_out(make(block)));  // alone
-    push(&first, block);
-  }
-  CHECK(!second_turns.leave_out(make(0)));
-  push(&second, 0);
-  for (int turn = 0; turn < 2; ++turn) {
-    CHECK(first_turns.leave_out(make(3)));
-    CHECK(!first_turns.leave_out(make(3)));
-  }
-  for (uint64_t block = 1; block < 3; ++block) push(&second, block);
-  CHECK(!first_turns.leave_out(make(3)));  // the second one has caught up
-  push(&second, 0);
-  Command forwarded = make(3), few = make(3), rows = make(3);
-  forwarded.is_forwarded = true;
-  few.range.count = 1;
-  rows.num_ranges = 2;
-  for (const Command& command : {forwarded, few, rows}) CHECK(!first_turns.leave_out(command));
-  CHECK(first_turns.leave_out(make(3)));
-}
-
 TEST(small_pushes_of_several_clients_add_up) {
   on_each_way([](const auto& connect) {
     constexpr int kPushes = 2000;
@@ -326,7 +205,7 @@ TEST(a_command_that_fails_does_not_end_the_session) {
     const auto connection = connect(&store);
     const std::vector<double> one = {1}, many(1000, 1), too_many(1001, 1);
     std::vector<double> values(1000), beyond(1001);
-    Piece* cut = connection->add(Command::Kind::kPush, kShard, 0, 1000);
+    ClientCommand* cut = connection->add(Command::Kind::kPush, kShard, 0, 1000);
     cut->sent = bytes_of(many);
     cut->num_sent = 999 * sizeof(double);
     const std::vector<std::pair<uint64_t, std::string>> failed = {
@@ -341,8 +220,8 @@ TEST(a_command_that_fails_does_not_end_the_session) {
         {connection->pull(0, &beyond), "1001 elements from 0 on"},
     };
     const uint64_t fine = connection->push(Update{Rule::kAdd, {}}, 0, many);
-    Piece* zeros = connection->add(Command::Kind::kPush, kShard, 10, 5);
-    zeros->command.update.rule = Rule::kZero;
+    ClientCommand* zeros = connection->add(Command::Kind::kPush, kShard, 10, 5);
+    zeros->update.rule = Rule::kZero;
     const uint64_t zero = connection->call(zeros);
     connection->pull(0, &values);
     connection->run();
@@ -365,23 +244,23 @@ TEST(a_client_ends_what_is_pending_when_the_server_is_lost) {
   connection.client.fail(Status::lost("the server is lost"));
   CHECK(connection.ended.at(first).ok());
   CHECK_EQ(connection.ended.at(second).message(), "the server is lost");
-  CHECK(!connection.client.has_pending());
+  CHECK(connection.is_done());
 }
 
 TEST(many_long_commands_are_carried_out_in_turns_with_other_sessions) {
   on_each_way([](const auto& connect) {
-    constexpr uint64_t kCount = kPieceBytesMost / sizeof(double);
+    constexpr uint64_t kCount = kMostPayloadBytes / sizeof(double);
     OneShard store(kCount);
     const auto connection = connect(&store);
     for (int zero = 0; zero < 90; ++zero) {
-      Piece* piece = connection->add(Command::Kind::kPush, kShard, 0, kCount);
-      piece->command.update.rule = Rule::kZero;
-      connection->call(piece);
+      ClientCommand* command = connection->add(Command::Kind::kPush, kShard, 0, kCount);
+      command->update.rule = Rule::kZero;
+      connection->call(command);
     }
     int turns = 0;
     connection->run_until([&] {
       turns += connection->server.has_more() ? 1 : 0;
-      return !connection->client.has_pending();
+      return connection->is_done();
     });
     CHECK(turns >= 20);
   });
@@ -389,7 +268,7 @@ TEST(many_long_commands_are_carried_out_in_turns_with_other_sessions) {
 
 // A server that answers as it is told to.
 struct FalseServer final : Session {
-  std::vector<double> elements = std::vector<double>(kPieceBytesMost / sizeof(double));
+  std::vector<double> elements = std::vector<double>(kMostPayloadBytes / sizeof(double));
   bool sends_error = false, sends_twice = false;
 
   FalseServer(std::unique_ptr<PeerStream> stream, const MessageKeys* keys)
@@ -401,7 +280,7 @@ struct FalseServer final : Session {
     const char* payload = nullptr;
     const Status status = reader.read(&command, &payload);
     for (int message = 0; message < (sends_twice ? 2 : 1); ++message) {
-      send_elements(command.number, reinterpret_cast<const char*>(elements.data()), kPieceBytesMost);
+      send_elements(command.number, reinterpret_cast<const char*>(elements.data()), kMostPayloadBytes);
     }
     if (sends_error) put(Reply{command.number, Status(HVL_MISMATCH, "an error")});
     return status;
@@ -416,16 +295,17 @@ TEST(an_error_behind_elements_or_elements_that_come_twice_end_the_clients_sessio
   for (const bool sends_error : {false, true}) {
     Ends ends(0);
     int num_ended = 0;
-    ClientSession client("a server", std::move(ends.streams[0]), nullptr, [&](Piece*, const Status&) { ++num_ended; });
+    ClientSession client("a server", std::move(ends.streams[0]), nullptr,
+                         [&](ClientCommand*, const Status&) { ++num_ended; });
     FalseServer server(std::move(ends.streams[1]), nullptr);
     server.sends_error = sends_error;
     server.sends_twice = !sends_error;
     std::vector<double> received(server.elements.size());
-    Piece pull;
-    pull.command.kind = Command::Kind::kPull;
-    pull.command.range.count = received.size();
+    ClientCommand pull;
+    pull.kind = Command::Kind::kPull;
+    pull.range.count = received.size();
     pull.received = reinterpret_cast<char*>(received.data());
-    pull.num_received = kPieceBytesMost;
+    pull.num_received = kMostPayloadBytes;
     client.call(&pull);
     const uint64_t deadline = now_ns() + kSoon;
     Status status;
@@ -474,13 +354,13 @@ TEST(a_client_that_leaves_has_no_clock_any_more) {
   ShardStore store;
   Connection stays(0, &store), leaves(0, &store);
   for (Connection* each : {&stays, &leaves}) {
-    Piece* create = each->add(Command::Kind::kCreate, kShard, 2, 10);
-    create->command.client = each == &stays ? 1 : 2;
+    ClientCommand* create = each->add(Command::Kind::kCreate, kShard, 2, 10);
+    create->client = each == &stays ? 1 : 2;
     each->call(create);
     each->run();
   }
-  Piece* ticks = stays.add(Command::Kind::kTick, kShard, 0, 0);
-  ticks->command.client = 1;
+  ClientCommand* ticks = stays.add(Command::Kind::kTick, kShard, 0, 0);
+  ticks->client = 1;
   const uint64_t tick = stays.call(ticks);
   for (int round = 0; round < 10; ++round) stays.progress();
   CHECK_EQ(stays.ended.count(tick), size_t{0});
@@ -506,7 +386,7 @@ TEST(batches_that_are_cut_off_or_out_of_range) {
     const Bytes part(whole.begin(), whole.begin() + static_cast<int64_t>(length));
     CHECK_HAS(BatchReader(part).read(&read, &elements).message(), "cut off");
   }
-  for (int position : {0, 1, 2, 3, 4, 5, 6, 7, 15, 19, 23, 39}) {
+  for (int position : {0, 1, 2, 3, 4, 5, 6, 19, 23, 39}) {
     Bytes changed = whole;
     changed[static_cast<size_t>(position)] = '\xff';
     CHECK_HAS(BatchReader(changed).read(&read, &elements).message(), "out of range");

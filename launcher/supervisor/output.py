@@ -221,7 +221,6 @@ class RankOutput:
         self._num_ranks = num_ranks
         self._clock = clock
         self._fold = fold
-        self._window = 0.0 if fold is None else fold.window
         self._lowest: Block | None = None  # the last of what the ranks have written on a terminal, if all is shown
         self._tails: dict[int, bytes] = {}
 
@@ -336,11 +335,7 @@ class RankOutput:
         now = time.monotonic()
 
         def key(block: Block) -> tuple[tuple[int, ...], FrameKind, str]:
-            return (
-                tuple(sorted(block.ranks)),
-                block.stream,
-                self._time(now - block.deadline + self._window + block.extra),
-            )
+            return block.ranks, block.stream, self._time(now - block.written)
 
         for (ranks, stream, at), alike in groupby(blocks, key):
             self._put(ranks, stream, b"".join(block.text for block in alike), at)

@@ -94,10 +94,14 @@ def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
         if arguments.compat:
             return ()
         raise UsageError("--mpi-args is for mpirun, which only --mpi starts; add --mpi, or leave --mpi-args out")
+    return _words("--mpi-args", arguments.mpi_args or "")
+
+
+def _words(flag: str, text: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(arguments.mpi_args or ""))
+        return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--mpi-args {arguments.mpi_args}: {error}") from None
+        raise UsageError(f"{flag} {text} cannot be used: {error}") from None
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -199,10 +203,7 @@ def _names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[s
 
 
 def _remote(arguments: argparse.Namespace, where: HostResolution) -> RemoteStart:
-    try:
-        ssh_options = tuple(shlex.split(arguments.ssh_options))
-    except ValueError as error:
-        raise UsageError(f"--ssh-options {arguments.ssh_options!r} cannot be used: {error}") from None
+    ssh_options = _words("--ssh-options", arguments.ssh_options)
     return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, where.scheduler, where.cpus)
 
 

@@ -46,7 +46,7 @@ class Option:
         more: Further arguments of ``add_argument``.
         arguments: The names of the argument of ``horovodlike.run``; empty if it has none.
         kind: The type of that argument, and its description in messages.
-        bounds: The least and the greatest integer that is accepted.
+        bounds: The least and the greatest value; the option takes an integer.
         elastic: ``decides``: if given, it makes the job elastic; ``serves``: it has an effect in elastic jobs only.
         setting: The name of its row in ``horovodlike.config.SETTINGS``, if it stands for a setting.
         key: ``section.key`` of the configuration file, or None.
@@ -500,8 +500,8 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         if given:
             raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
     found = {field: getattr(arguments, field) for field in arguments.given}
-    if (cooldown := found.get("cooldown_range")) is not None:
-        found["cooldown_range"] = _range(cooldown, f"{arguments.given['cooldown_range']} {' '.join(cooldown)}")
+    if (words := found.get("cooldown_range")) is not None:
+        found["cooldown_range"] = _range(words, f"{arguments.given['cooldown_range']} {' '.join(words)}")
     return _elastic_spec(found, values)
 
 

@@ -53,7 +53,7 @@ class Block:
 
     @property
     def key(self) -> _Key:
-        """What is alike in blocks that are shown once."""
+        """Equal for blocks that are shown as one."""
         return self.stream, self.text
 
 

@@ -272,7 +272,7 @@ class RankOutput:
         if self._is_folded(rank, stream):
             self._show(self._fold.add(rank, stream, data, time.monotonic()))
         else:
-            self._put((rank,), stream, data)
+            self._put((rank,), stream, data, self._time())
 
     def finish(self, rank: int) -> None:
         """Write out the unfinished lines of a rank that has ended."""
@@ -280,7 +280,7 @@ class RankOutput:
             self._show(self._fold.finish(rank, time.monotonic()))
         for stream, screen in self._screens.items():
             if not self._is_folded(rank, stream):
-                prefix = self._prefix((rank,), stream)
+                prefix = self._prefix((rank,), stream, self._time())
                 self._writer.put(screen.write, screen.printer.finish((rank, stream), prefix))
 
     @property
@@ -339,7 +339,7 @@ class RankOutput:
             self._put(ranks, stream, b"".join(block.text for block in alike), at)
         self._lowest = blocks[-1] if blocks else self._lowest
 
-    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes, at: str | None = None) -> None:
+    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes, at: str) -> None:
         self._lowest = None
         screen = self._screens[stream]
         key = (ranks[0] if len(ranks) == 1 else ranks, stream)
@@ -348,10 +348,9 @@ class RankOutput:
     def _time(self, age: float = 0.0) -> str:
         return time.ctime(self._clock() - max(0.0, age)) if self._timestamps else ""
 
-    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind, at: str | None = None) -> bytes:
+    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind, at: str) -> bytes:
         server = server_of(ranks[0], self._num_ranks)
-        text = self._time() if at is None else at
-        text += f"[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
+        text = f"{at}[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._screens[stream].coloured:
             text = f"\x1b[{_COLOURS[ranks[0] % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()

@@ -65,15 +65,6 @@ class _Source:
     passed_on: bool = False
 
 
-@dataclass
-class _Traceback:
-    """The traceback that a rank is writing."""
-
-    stream: FrameKind
-    text: bytearray
-    begun: float
-
-
 class Fold:
     """The blocks of all ranks that wait to be shown.
 
@@ -91,7 +82,7 @@ class Fold:
         self._finished: set[int] = set()
         self._window = window
         self._sources: dict[tuple[int, FrameKind], _Source] = {}
-        self._tracebacks: dict[int, _Traceback] = {}  # by rank; the one that was begun first comes first
+        self._tracebacks: dict[int, Block] = {}  # by rank: not ended yet; the first one that was begun comes first
         self._queues: dict[int, deque[Block]] = defaultdict(deque)  # by rank
         self._holders: dict[_Key, dict[int, int]] = defaultdict(dict)  # how many such blocks are in each rank's queue
         self._bytes = 0
@@ -106,7 +97,7 @@ class Fold:
 
     @property
     def _traceback_due(self) -> float:
-        return next(iter(self._tracebacks.values())).begun + self._window if self._tracebacks else math.inf
+        return next(iter(self._tracebacks.values())).deadline if self._tracebacks else math.inf
 
     def add(self, rank: int, stream: FrameKind, data: bytes, now: float) -> list[Block]:
         """Take the bytes that a rank has written; return the blocks that wait no longer."""
@@ -154,21 +145,20 @@ class Fold:
 
     def _add_line(self, rank: int, stream: FrameKind, line: bytes, now: float) -> None:
         traceback = self._tracebacks.get(rank)
-        if traceback is not None and traceback.stream is not stream:
+        if traceback is not None and (traceback.stream is not stream or len(traceback.text) > LONGEST_PARTIAL):
             self._cut(rank)
             traceback = None
         if traceback is not None:
             traceback.text += line
-            if not line.startswith(b" "):  # the exception
+            if not line.startswith(b" "):
                 self._end_traceback(rank, line)
         elif line.rstrip() == TRACEBACK:
-            self._tracebacks[rank] = _Traceback(stream, bytearray(line), now)
+            self._tracebacks[rank] = Block(stream, line, now, now + self._window)
         else:
             self._enqueue(rank, Block(stream, line, now, now + self._window))
 
     def _end_traceback(self, rank: int, exception: bytes) -> None:
-        traceback = self._tracebacks.pop(rank)
-        block = Block(traceback.stream, bytes(traceback.text), traceback.begun, traceback.begun + self._window)
+        block = self._tracebacks.pop(rank)
         if names_lost_peer(exception):
             block.is_consequence = True
             block.text = exception.rstrip(b"\r\n") + LEFT_OUT + b"\n"
@@ -179,9 +169,8 @@ class Fold:
 
     def _cut(self, rank: int) -> None:
         """Give up waiting for the end of a rank's traceback."""
-        if (traceback := self._tracebacks.pop(rank, None)) is not None:
-            deadline = traceback.begun + self._window
-            self._enqueue(rank, Block(traceback.stream, bytes(traceback.text), traceback.begun, deadline))
+        if rank in self._tracebacks:
+            self._enqueue(rank, self._tracebacks.pop(rank))
 
     def _pass_on(self, rank: int, stream: FrameKind, text: bytes, now: float) -> None:
         self._cut(rank)

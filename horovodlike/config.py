@@ -99,7 +99,7 @@ class Setting:
         if self.type is bool:
             return "1/true/yes/on or 0/false/no/off"
         if self.type is str:
-            return "any text without NUL characters"
+            return "any text"
         words = "an integer" if self.type is int else "a number"
         if self.minimum is not None:
             words += f" of at least {self.minimum}"
@@ -454,8 +454,6 @@ def _fits(setting: Setting, value: Value) -> bool:
 
 def _convert(setting: Setting, text: str) -> Value:
     text = text.strip()
-    if "\0" in text:  # the operating system ends a variable's value at this character
-        raise ValueError(text)
     if setting.type is bool:
         if text.lower() in _TRUE:
             return True

@@ -16,7 +16,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, nodes, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.launch import launch, make_spec
-from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec, JobSpec, MonitorSpec, RemoteStart
+from horovodlike.launcher.planning import Binding, ElasticSpec, JobSpec, MonitorSpec, RemoteStart
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -94,10 +94,14 @@ def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
         if arguments.compat:
             return ()
         raise UsageError("--mpi-args is for mpirun, which only --mpi starts; add --mpi, or leave --mpi-args out")
+    return _words("--mpi-args", arguments.mpi_args or "")
+
+
+def _words(flag: str, text: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(arguments.mpi_args or ""))
+        return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--mpi-args {arguments.mpi_args}: {error}") from None
+        raise UsageError(f"{flag} {text} cannot be used: {error}") from None
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -134,20 +138,6 @@ def _values_of(word: str, values: Mapping[str, int]) -> int:
     name, equals, _ = word.partition("=")
     meant = [name] if name in values else [known for known in values if known.startswith(name)]
     return 0 if equals else max((values[known] for known in meant), default=0)
-
-
-def _number_of_ranks(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        number = int(text)
-    except ValueError:
-        raise UsageError(f"-np {text}: the number of ranks must be an integer, for instance -np 2") from None
-    if number < 1:
-        raise UsageError(f"-np {text}: a job needs at least one rank, for instance -np 2")
-    if number > MOST_RANKS:
-        raise UsageError(f"-np {text}: a job can have {MOST_RANKS} ranks at most")
-    return number
 
 
 def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[str, ...]]:
@@ -213,13 +203,7 @@ def _names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[s
 
 
 def _remote(arguments: argparse.Namespace, where: HostResolution) -> RemoteStart:
-    try:
-        ssh_options = tuple(shlex.split(arguments.ssh_options))
-    except ValueError as error:
-        raise UsageError(f"--ssh-options {arguments.ssh_options!r} cannot be used: {error}") from None
-    port: int | None = arguments.ssh_port
-    if port is not None and not 0 < port < 65536:
-        raise UsageError(f"--ssh-port {port} cannot be used: it must be a port, from 1 to 65535")
+    ssh_options = _words("--ssh-options", arguments.ssh_options)
     return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, where.scheduler, where.cpus)
 
 
@@ -237,8 +221,6 @@ def _servers(
         if modules:
             raise UsageError("--server-module needs --servers N: ranks that serve parameters import modules themselves")
         return 0, ()
-    if not 1 <= count <= MOST_RANKS:
-        raise UsageError(f"--servers {count}: from 1 to {MOST_RANKS} processes can serve parameters")
     for flag, given_too in (("--mpi", arguments.mpi), ("--nnodes", has_nodes), ("elastic jobs", elastic)):
         if given_too:
             raise UsageError(f"--servers cannot be used with {flag}: leave it out, and the ranks serve parameters")
@@ -246,20 +228,6 @@ def _servers(
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--server-module {name}: give the name of a module, such as my_rules, not that of a file")
     return count, modules
-
-
-def _monitor(arguments: argparse.Namespace) -> MonitorSpec | None:
-    """Read ``--monitor`` and ``--metrics-file``; return None without them.
-
-    Raises:
-        UsageError: The port is none.
-    """
-    if arguments.monitor is None and arguments.metrics_file is None:
-        return None
-    port: str | None = arguments.monitor
-    if port is not None and not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
-        raise UsageError(f"--monitor={port} cannot be used: it must be a port, up to 65535, or be left out")
-    return MonitorSpec(None if port is None else int(port), arguments.metrics_file)
 
 
 def _shown_ranks(text: str | None, size: int | None) -> frozenset[int] | None:
@@ -323,7 +291,7 @@ def _make_spec(
     arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapping[str, str], program: str
 ) -> JobSpec:
     working_folder()
-    number = _number_of_ranks(arguments.num_proc)
+    number: int | None = arguments.num_proc
     settings, ignored = _settings(arguments, environ)
     names = _names(arguments, settings)
     place = nodes.detect(arguments, environ)
@@ -357,6 +325,7 @@ def _make_spec(
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
+    has_monitor = arguments.monitor is not None or arguments.metrics_file is not None
     asked = JobSpec(
         where.num_proc,
         command,
@@ -371,7 +340,7 @@ def _make_spec(
         compat=arguments.compat,
         mpi=arguments.mpi,
         mpi_args=_mpi_args(arguments),
-        monitor=_monitor(arguments),
+        monitor=MonitorSpec(arguments.monitor, arguments.metrics_file) if has_monitor else None,
         servers=servers,
         server_modules=server_modules,
         ignored=tuple(ignored),

@@ -55,11 +55,3 @@ def ranges(numbers: Iterable[int]) -> str:
 def given(name: str, value: object) -> str:
     """Return a name with its value: ``-np 2`` for a flag, ``np=2`` for other names."""
     return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
-
-
-def shown(value: object) -> str:
-    """Return ``repr(value)``; or a note for an integer of thousands of digits, which Python does not write out."""
-    try:
-        return repr(value)
-    except ValueError:
-        return "(a number of thousands of digits)"

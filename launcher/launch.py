@@ -1,4 +1,4 @@
-"""The way of every job from its options to its exit code: make the specification, then run eight steps in order."""
+"""Launch a job: make its JobSpec, start it, wait, and return its exit code."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

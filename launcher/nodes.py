@@ -49,9 +49,9 @@ def detect(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Place |
 def _take_hosts(arguments: argparse.Namespace, place: Place) -> None:
     """Use the hosts of a platform that has ssh set up."""
     if options.is_elastic(arguments) and place.discovery is not None:
-        found = {"host_discovery_script": place.discovery}
+        found: dict[str, str | int] = {"host_discovery_script": place.discovery}
         if arguments.slots is None and place.slots is not None:
-            found["slots"] = str(place.slots)
+            found["slots"] = place.slots
         vars(arguments).update(found)
         arguments.given = {**arguments.given, **{name: "--" + name.replace("_", "-") for name in found}}
     else:

@@ -1,21 +1,21 @@
 """The options of ``hvdrun``, in one table: of the command line, the configuration file and ``horovodlike.run``."""
 
 import argparse
+import contextlib
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, did_you_mean, parse
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic import HostDiscovery
-from horovodlike.launcher.errors import UsageError, shown
+from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec
 from horovodlike.launcher.schedulers.registry import SCHEDULERS
 
 _MIB = 1024 * 1024
-_MOST_DIGITS = 20
 _LONGEST_S = 1e6
 _GENERAL, _HOSTS, _MPI, _ELASTIC, _SETTINGS = "", "hosts", "MPI", "elastic jobs", "settings of the ranks"
 _BATCH = [scheduler.name for scheduler in SCHEDULERS]
@@ -46,7 +46,7 @@ class Option:
         more: Further arguments of ``add_argument``.
         arguments: The names of the argument of ``horovodlike.run``; empty if it has none.
         kind: The type of that argument, and its description in messages.
-        bounds: The least and the greatest integer that is accepted.
+        bounds: The least and the greatest value; the option takes an integer.
         elastic: ``decides``: if given, it makes the job elastic; ``serves``: it has an effect in elastic jobs only.
         setting: The name of its row in ``horovodlike.config.SETTINGS``, if it stands for a setting.
         key: ``section.key`` of the configuration file, or None.
@@ -114,7 +114,7 @@ OPTIONS: tuple[Option, ...] = (
            arguments=("output_filename",), kind=(_FILE[0], "the name of a folder")),
     Option("monitor", ("--monitor",),
            "show the job on a page, and to Prometheus; prints its address (default: any free port, of this host only)",
-           metavar="PORT", more={"nargs": "?", "const": "0"}),
+           metavar="PORT", more={"nargs": "?", "const": 0}, bounds=(0, 65535)),
     Option("metrics_file", ("--metrics-file",),
            "write the job's metrics to this file each second, for node_exporter (NAME.prom)", metavar="FILE"),
     Option("attach", ("--attach",),
@@ -122,7 +122,7 @@ OPTIONS: tuple[Option, ...] = (
            "N records its ranks, --attach PID stacks prints where they are; --attach PID profile --help says more",
            metavar="PID"),
     Option("servers", ("--servers",), "start N processes beside the ranks that serve parameters, on the hosts in turn",
-           metavar="N", more={"type": int}),
+           metavar="N", bounds=_RANKS),
     Option("server_modules", ("--server-module",), "a module that they import: the update rules of your own",
            metavar="NAME", action="append"),
     Option("timestamps", ("-prefix-timestamp", "--prefix-output-with-timestamp"),
@@ -149,14 +149,14 @@ OPTIONS: tuple[Option, ...] = (
            _HOSTS, "N"),
     Option("node_rank", ("--node-rank",),
            "which of them this is (default: JOB_COMPLETION_INDEX; or, in an elastic job, none: such a node has a name)",
-           _HOSTS, "N", more={"type": int}),
+           _HOSTS, "N", bounds=(0, MOST_RANKS - 1)),
     Option("rendezvous", ("--rendezvous",), "where node 0 is found, and listens", _HOSTS, "HOST:PORT"),
     Option("no_detect", ("--no-detect",),
            "ignore what a platform, such as Kubernetes or SageMaker, says about nodes where no option does", _HOSTS,
            action=_SWITCH),
     Option("secret_key_file", ("--secret-key-file",),
            "a file of mode 0600 with 64 hexadecimal digits, alike on all nodes", _HOSTS, "FILE"),
-    Option("ssh_port", ("-p", "--ssh-port"), "the port of ssh's servers", _HOSTS, "PORT", more={"type": int},
+    Option("ssh_port", ("-p", "--ssh-port"), "the port of ssh's servers", _HOSTS, "PORT",
            arguments=("ssh_port",), bounds=(1, 65535)),
     Option("ssh_identity_file", ("-i", "--ssh-identity-file"), "the private key for ssh", _HOSTS, "FILE",
            arguments=("ssh_identity_file",), kind=_FILE),
@@ -230,11 +230,14 @@ ELASTIC_ARGUMENTS = frozenset(name for name, option in _BY_ARGUMENT.items() if o
 
 
 class _Store(argparse.Action):
-    """Stores the value, and the name of the flag that the user typed."""
+    """Checks the bounds of an integer; stores the value, and the name of the flag that the user typed."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
+        row = _BY_FIELD[self.dest]
+        if row.bounds is not None:
+            values = _integer(row, values, int, f"{option} {values}")
         setattr(namespace, self.dest, values)
         namespace.given = {**namespace.given, self.dest: option}
 
@@ -284,15 +287,13 @@ def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _variable(option: Option, text: str, source: str) -> str:
     """Check a given value, and return it as the value of the setting's environment variable."""
-    if option.inverted:
-        text = {"1": "0", "0": "1"}[text]
     if option.scale != 1:
         text = _scaled(option, text, source)
     try:
-        parse(option.row, text, source)
+        value = parse(option.row, text, source)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    return text.strip()
+    return str(int(value != option.inverted)) if isinstance(value, bool) else text.strip()
 
 
 def _scaled(option: Option, text: str, source: str) -> str:
@@ -323,8 +324,7 @@ def read_file(path: str) -> Any:
             content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: an invalid date, or a number with too many digits. RecursionError: too deeply nested.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date, for instance
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
     if isinstance(root, yaml.MappingNode):
         _refuse_repetitions(root, path)
@@ -359,39 +359,24 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:
     by_key = {option.key: option for option in OPTIONS if option.key is not None}
     accepted = "accepted keys: " + ", ".join(sorted(by_key))
     if not isinstance(content, Mapping):
-        raise UsageError(f"{path}: sections with keys are expected, not {shown(content)}; {accepted}")
+        raise UsageError(f"{path}: sections with keys are expected, not {content!r}; {accepted}")
     variables = {}
     for section, keys in content.items():
         if not any(key.startswith(f"{section}.") for key in by_key):
             remedy = did_you_mean(str(section), {key.partition(".")[0] for key in by_key}) or "; remove it"
-            raise UsageError(f"{path}: there is no section {shown(section)}{remedy} ({accepted})")
+            raise UsageError(f"{path}: there is no section {section!r}{remedy} ({accepted})")
         if not isinstance(keys, Mapping):
-            raise UsageError(
-                f"{path}: section {shown(section)} must hold keys and values, not {shown(keys)}; {accepted}"
-            )
+            raise UsageError(f"{path}: section {section!r} must hold keys and values, not {keys!r}; {accepted}")
         for name, value in keys.items():
             option = by_key.get(f"{section}.{name}")
             if option is None:
                 remedy = did_you_mean(f"{section}.{name}", by_key, f"{section}.") or "; remove it"
                 raise UsageError(f"{path}: there is no key {section}.{name}{remedy} ({accepted})")
             source = f"{path}: {section}.{name}"
-            variables[option.row.variable] = _variable(option, _text(option, value, source), source)
+            if not isinstance(value, bool | int | float | str):
+                raise UsageError(f"{source}={value!r} cannot be used: it must be {option.row.accepts}")
+            variables[option.row.variable] = _variable(option, str(value), source)
     return variables
-
-
-def _text(option: Option, value: Any, source: str) -> str:
-    if option.row.type is bool:
-        fits, wanted = isinstance(value, bool), "true or false"
-    elif option.row.type is str:
-        fits, wanted = isinstance(value, str), option.row.accepts
-    else:
-        fits, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
-    if not fits:
-        raise UsageError(f"{source}={shown(value)} cannot be used: it must be {wanted}")
-    try:
-        return str(int(value)) if isinstance(value, bool) else str(value)
-    except ValueError:  # Python does not write out thousands of digits
-        raise UsageError(f"{source} cannot be used: the number is too large; it must be {option.row.accepts}") from None
 
 
 # The arguments of horovodlike.run.
@@ -404,26 +389,20 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         UsageError: An argument cannot be used; the message names it.
     """
     if not callable(given["func"]):
-        raise UsageError(f"run(): func={shown(given['func'])} cannot be used: it must be a function")
+        raise UsageError(f"run(): func={given['func']!r} cannot be used: it must be a function")
     for name, value in given.items():
         option = _BY_ARGUMENT.get(name)
         if value is None or option is None or option.kind is None:
             continue
         kind, wanted = option.kind
         if not isinstance(value, kind) or (name == "args" and isinstance(value, str)):
-            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {wanted}")
-        if isinstance(value, str | os.PathLike) and "\0" in os.fsdecode(value):
-            raise UsageError(f"run(): {name}={os.fsdecode(value)!r} cannot be used: it must not hold a NUL character")
+            raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {wanted}")
     interfaces = given.get("network_interfaces")
     if interfaces is not None and not all(isinstance(each, str) for each in interfaces):
-        raise UsageError(f"run(): network_interfaces={shown(interfaces)} cannot be used: each of them must be a text")
+        raise UsageError(f"run(): network_interfaces={interfaces!r} cannot be used: each of them must be a text")
     for name, value in (given.get("env") or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
-            raise UsageError(f"run(): env has {shown(name)}: {shown(value)}; names and values must be texts")
-        if not name or "=" in name or "\0" in name + value:
-            raise UsageError(
-                f"run(): env has {shown(name)}: {shown(value)}; a name has no '=', and neither holds a NUL character"
-            )
+            raise UsageError(f"run(): env has {name!r}: {value!r}; names and values must be texts")
 
 
 def take_integer(name: str, value: Any) -> int | None:
@@ -432,21 +411,16 @@ def take_integer(name: str, value: Any) -> int | None:
     Raises:
         UsageError: The argument is not an integer, or is out of bounds.
     """
-    if value is None:
-        return None
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    return _check_bounds(_BY_ARGUMENT[name], number, f"run(): {name}={shown(value)}")
+    return None if value is None else _integer(_BY_ARGUMENT[name], value, operator.index, f"run(): {name}={value!r}")
 
 
-def _check_bounds(option: Option, number: int | None, source: str) -> int:
+def _integer(option: Option, value: Any, convert: Callable[[Any], int], source: str) -> int:
     assert option.bounds is not None
     least, most = option.bounds
-    if number is None or not least <= number <= most:
-        raise UsageError(f"{source} cannot be used: it must be an integer >= {least}, and at most {most}")
-    return number
+    with contextlib.suppress(TypeError, ValueError):
+        if least <= (number := convert(value)) <= most:
+            return number
+    raise UsageError(f"{source} cannot be used: it must be an integer >= {least}, and at most {most}")
 
 
 def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
@@ -473,9 +447,9 @@ def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
             continue
         setting = SETTINGS[name]
         try:
-            parse(setting, f"{value}")
-        except (ConfigError, ValueError):  # Python does not write out thousands of digits
-            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {setting.accepts}") from None
+            parse(setting, f"{value}", f"run(): {name}")
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         variables[setting.variable] = f"{value}"
     return variables
 
@@ -523,15 +497,9 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
     for flag, given in (("--mpi", arguments.mpi), ("--selftest", arguments.selftest)):
         if given:
             raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
-    found: dict[str, Any] = {}
-    for field, flag in arguments.given.items():
-        option, value = _BY_FIELD[field], getattr(arguments, field)
-        if option.elastic and option.bounds is not None:
-            digits = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
-            value = _check_bounds(option, int(value) if digits else None, f"{flag} {value}")
-        elif field == "cooldown_range":
-            value = _range(value, f"{flag} {' '.join(value)}")
-        found[field] = value
+    found = {field: getattr(arguments, field) for field in arguments.given}
+    if (words := found.get("cooldown_range")) is not None:
+        found["cooldown_range"] = _range(words, f"{arguments.given['cooldown_range']} {' '.join(words)}")
     return _elastic_spec(found, values)
 
 
@@ -554,7 +522,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
         if option.bounds is not None:
             value = take_integer(name, value)
         elif option.field == "cooldown_range":
-            value = _range(value, f"run(): {name}={shown(value)}")
+            value = _range(value, f"run(): {name}={value!r}")
         found[option.field] = value
     if not elastic and found:
         raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")

@@ -487,7 +487,7 @@ class Driver(Supervisor):
                 f"{failure_attribution.signal_name(received)}: ending {counted(len(self._processes), 'worker')} within "
                 f"{self._grace_period:g} s; a second signal kills at once"
             )
-        self._have_ended(f"hvdrun has got {failure_attribution.signal_name(received)}", passed)
+        self._request_end(f"hvdrun has got {failure_attribution.signal_name(received)}", passed)
 
     def _check_output(self) -> None:
         trouble = self._output.trouble
@@ -498,9 +498,9 @@ class Driver(Supervisor):
         self.outcome.trouble = trouble
         self._say(trouble)
         if self._ending_at is None:
-            self._have_ended(trouble, signal.SIGTERM)
+            self._request_end(trouble, signal.SIGTERM)
 
-    def _have_ended(self, reason: str, signum: int) -> None:
+    def _request_end(self, reason: str, signum: int) -> None:
         self._stop_reason = reason
         for worker in self._membership.workers.values():
             if worker.status is Status.READY:  # the others may want to commit before they leave

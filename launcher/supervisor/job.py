@@ -252,14 +252,14 @@ class Job(Supervisor):
                     f"hvdrun: {name}: ending {counted(len([*filter(self._is_rank, self._running)]), 'rank')} within "
                     f"{self._grace_period:g} s; a second signal kills at once"
                 )
-        self._have_ended(passed)
+        self._request_end(passed)
 
     def _check_output(self) -> None:
         if self._output.trouble is not None and not self._ended and not self._failures:
             self._blame(self._output.trouble)
-            self._have_ended(signal.SIGTERM)
+            self._request_end(signal.SIGTERM)
 
-    def _have_ended(self, signum: int) -> None:
+    def _request_end(self, signum: int) -> None:
         self._ended = True
         self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
 

@@ -1,4 +1,4 @@
-"""The monitor of a job in its launcher: what it gets from the launcher, besides the reports of the ranks."""
+"""The monitor of a job in its launcher, which adds output and events to the reports of the ranks."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ class NodeConnection(FrameConnection):
 
     @property
     def congested(self) -> bool:
-        """True if so much is unsent that nothing more should be read from where it comes."""
+        """Back-pressure: whether too much is unsent to read more from the source of these frames."""
         return len(self._unsent) + len(self._sealed) > _MOST_UNSENT
 
     def fileno(self) -> int:

@@ -167,7 +167,7 @@ class OutputFiles:
         """Append bytes to a file of a rank, unchanged.
 
         Returns:
-            The problem if the file cannot be written, after which it gets nothing more; else None.
+            The problem if the file cannot be written, after which nothing more is written to it; else None.
         """
         file = self._files[rank, stream]
         if file is None:
@@ -205,11 +205,11 @@ class RankOutput:
         Args:
             screens: The screens for standard output and error.
             writer: Writes to the screens, in its own thread.
-            files: The files that get a copy, or None.
+            files: The files that receive a copy, or None.
             timestamps: Each line begins with the time.
             num_ranks: As for :func:`server_of`.
             clock: Returns the time of the output that is being added, in seconds since 1970. A line that has waited
-                for the same line of other ranks gets the time at which the first of them has written it.
+                for the same line of other ranks has the time at which the first of them has written it.
             fold: What several ranks write to a terminal is shown once; None shows all that each rank writes.
             shown: The ranks whose output is shown; None for all. Servers are always shown.
         """
@@ -220,14 +220,14 @@ class RankOutput:
         self._timestamps = timestamps
         self._num_ranks = num_ranks
         self._clock = clock
-        self._fold = fold
-        self._window = 0.0 if fold is None else fold.window
+        self._fold = Fold() if fold is None else fold
+        self._folded = set() if fold is None else {stream for stream, screen in screens.items() if screen.is_terminal}
         self._lowest: Block | None = None  # the last of what the ranks have written on a terminal, if all is shown
         self._tails: dict[int, bytes] = {}
 
     @property
     def full(self) -> bool:
-        """True if so much output waits for the screen that nothing more should be read from the ranks."""
+        """Back-pressure: whether too much output waits for the screen to read more from the ranks."""
         return self._writer.full
 
     @property
@@ -269,37 +269,35 @@ class RankOutput:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
         if self._shown is not None and rank not in self._shown and server_of(rank, self._num_ranks) is None:
             return
-        if self._fold is not None and self._is_folded(rank, stream):
+        if self._is_folded(rank, stream):
             self._show(self._fold.add(rank, stream, data, time.monotonic()))
         else:
-            self._put((rank,), stream, data)
+            self._put((rank,), stream, data, self._time())
 
     def finish(self, rank: int) -> None:
         """Write out the unfinished lines of a rank that has ended."""
-        if self._fold is not None and server_of(rank, self._num_ranks) is None:
+        if server_of(rank, self._num_ranks) is None:
             self._show(self._fold.finish(rank, time.monotonic()))
         for stream, screen in self._screens.items():
             if not self._is_folded(rank, stream):
-                prefix = self._prefix((rank,), stream)
+                prefix = self._prefix((rank,), stream, self._time())
                 self._writer.put(screen.write, screen.printer.finish((rank, stream), prefix))
 
     @property
     def deadline(self) -> float | None:
         """When to call :meth:`show_due` at the latest, as a value of ``time.monotonic()``; None while no line waits."""
-        return None if self._fold is None else self._fold.deadline
+        return self._fold.deadline
 
     def show_due(self) -> None:
         """Show the lines that have waited long enough for the same lines of other ranks."""
-        if self._fold is not None:
-            self._show(self._fold.due(time.monotonic()))
+        self._show(self._fold.due(time.monotonic()))
 
     def flush(self) -> None:
         """Show all lines that wait for the same lines of other ranks."""
-        if self._fold is not None:
-            self._show(self._fold.flush())
+        self._show(self._fold.flush())
 
     def end(self) -> None:
-        """Take it that nothing more comes."""
+        """Flush; no more output will arrive."""
         self.flush()
 
     def ends_with_traceback_of(self, rank: int) -> bool:
@@ -329,24 +327,19 @@ class RankOutput:
         self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))
 
     def _is_folded(self, rank: int, stream: FrameKind) -> bool:
-        is_rank = server_of(rank, self._num_ranks) is None
-        return self._fold is not None and is_rank and self._screens[stream].is_terminal
+        return stream in self._folded and server_of(rank, self._num_ranks) is None
 
     def _show(self, blocks: Sequence[Block]) -> None:
         now = time.monotonic()
 
         def key(block: Block) -> tuple[tuple[int, ...], FrameKind, str]:
-            return (
-                tuple(sorted(block.ranks)),
-                block.stream,
-                self._time(now - block.deadline + self._window + block.extra),
-            )
+            return block.ranks, block.stream, self._time(now - block.written)
 
         for (ranks, stream, at), alike in groupby(blocks, key):
             self._put(ranks, stream, b"".join(block.text for block in alike), at)
         self._lowest = blocks[-1] if blocks else self._lowest
 
-    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes, at: str | None = None) -> None:
+    def _put(self, ranks: tuple[int, ...], stream: FrameKind, data: bytes, at: str) -> None:
         self._lowest = None
         screen = self._screens[stream]
         key = (ranks[0] if len(ranks) == 1 else ranks, stream)
@@ -355,10 +348,9 @@ class RankOutput:
     def _time(self, age: float = 0.0) -> str:
         return time.ctime(self._clock() - max(0.0, age)) if self._timestamps else ""
 
-    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind, at: str | None = None) -> bytes:
+    def _prefix(self, ranks: tuple[int, ...], stream: FrameKind, at: str) -> bytes:
         server = server_of(ranks[0], self._num_ranks)
-        text = self._time() if at is None else at
-        text += f"[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
+        text = f"{at}[{ranges(ranks) if server is None else f'server {server}'}]<{_NAMES[stream]}>: "
         if self._screens[stream].coloured:
             text = f"\x1b[{_COLOURS[ranks[0] % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()

@@ -62,7 +62,7 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """True if so many bytes wait that the owner should read nothing more."""
+        """Back-pressure: whether too many bytes wait for the owner to read more."""
         with self._changed:
             return self._bytes >= _LIMIT
 

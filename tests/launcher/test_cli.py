@@ -116,8 +116,7 @@ def test_values_that_are_missing(words: list[str], capsys: pytest.CaptureFixture
 def test_a_bad_number_of_ranks(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"--num-proc={number}", "true"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"hvdrun: -np {number}: ")
-    assert "for instance -np 2" in error
+    assert error == f"hvdrun: --num-proc {number} cannot be used: it must be an integer >= 1, and at most 65536\n"
 
 
 def test_no_number_of_ranks() -> None:
@@ -252,15 +251,15 @@ def test_the_configuration_file(tmp_path: Path) -> None:
         ({"parms": {}}, r"no section 'parms'; did you mean params\? \(accepted keys: "),
         ({"library_options": {"num_nccl_streams": 2}}, r"no key library_options.num_nccl_streams; remove it"),
         ({"elastic": {"timeout": 2}}, r"no section 'elastic'; remove it"),
-        ({"autotune": {"enabled": 1}}, r"autotune.enabled=1 cannot be used: it must be true or false"),
+        ({"autotune": {"enabled": 2}}, r"autotune.enabled='2' cannot be used: it must be 1/true"),
         ({"controller": "gloo"}, r"no section 'controller'"),
         ({"params": 3}, r"section 'params' must hold keys and values, not 3"),
         ([1], r"sections with keys are expected, not \[1\]"),
         ({"params": {"cycle_time_ms": "fast"}}, r"params.cycle_time_ms='fast' cannot be used: it must be a number"),
-        ({"params": {"cycle_time_ms": True}}, r"params.cycle_time_ms=True cannot be used: it must be a number"),
+        ({"params": {"cycle_time_ms": True}}, r"params.cycle_time_ms='True' cannot be used: it must be a number"),
         ({"params": {"cache_capacity": -1}}, r"params.cache_capacity='-1' cannot be used: it must be an integer of at"),
-        ({"stall_check": {"enabled": "no"}}, r"stall_check.enabled='no' cannot be used: it must be true or false"),
-        ({"logging": {"level": 3}}, r"logging.level=3 cannot be used: it must be one of trace"),
+        ({"logging": {"level": 3}}, r"logging.level='3' cannot be used: it must be one of trace"),
+        ({"autotune": {"log_file": ["a"]}}, r"autotune.log_file=\['a'\] cannot be used: it must be any text"),
         ({"params": {"cycle_time_ms": None}}, r"params.cycle_time_ms=None cannot be used"),
     ],
 )

@@ -105,7 +105,7 @@ def test_scripts_programs_and_arguments(hvdrun: Callable[..., object], tmp_path:
             ["-np", 2],
             "hvdrun: no command given: what should each rank run? For instance: hvdrun -np 2 python train.py\n",
         ),
-        (["-np", 0, "true"], "hvdrun: -np 0: a job needs at least one rank, for instance -np 2\n"),
+        (["-np", 0, "true"], "hvdrun: -np 0 cannot be used: it must be an integer >= 1, and at most 65536\n"),
         (["true"], "hvdrun: how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py\n"),
         (
             ["-np", 3, "-H", "a:1,b:1", "true"],

@@ -9,7 +9,7 @@ import pytest
 
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.supervisor.fold import Fold
-from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
+from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen, last_lines
 from horovodlike.launcher.supervisor.printer import Printer
 from horovodlike.launcher.supervisor.writer import Writer
 
@@ -124,3 +124,11 @@ def test_the_traceback_on_the_lowest_lines(make: Make) -> None:
     output.add(1, ERR, TRACEBACK)
     output.say("hvdrun: b")
     assert not output.ends_with_traceback_of(1)
+
+
+def test_last_lines_hold_a_whole_traceback() -> None:
+    long = TRACEBACK.replace(b"ValueError", b"    step()\n" * 30 + b"ValueError")
+    assert last_lines(b"before\n" + long) == tuple(long.splitlines())
+    chained = TRACEBACK + b"\nDuring handling of the above exception, another exception occurred:\n\n" + long
+    assert last_lines(b"before\n" * 30 + chained) == tuple(chained.splitlines())
+    assert last_lines(TRACEBACK + b"x\n" * 20 + TRACEBACK)[0] == b"x"

@@ -246,8 +246,8 @@ def test_nothing_of_it_is_imported_without_being_asked_for(program: Callable[[st
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--monitor=x", "-np", "1", "true"], "--monitor=x cannot be used: it must be a port"),
-        (["--monitor=65536", "-np", "1", "true"], "--monitor=65536 cannot be used"),
+        (["--monitor=x", "-np", "1", "true"], "--monitor x cannot be used: it must be an integer >= 0"),
+        (["--monitor=65536", "-np", "1", "true"], "--monitor 65536 cannot be used"),
         (["--monitor", "9400", "-np", "1", "true"], "write --monitor=9400"),
         (["--metrics-file", "nowhere/x.prom", "-np", "1", "true"], "--metrics-file nowhere/x.prom cannot be written"),
     ],

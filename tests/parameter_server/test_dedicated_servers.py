@@ -253,7 +253,7 @@ def test_output_of_servers(run: Callable[..., Ended], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("--servers 0", "--servers 0: from 1 to 65536 processes can serve parameters"),
+        ("--servers 0", "--servers 0 cannot be used: it must be an integer >= 1, and at most 65536"),
         ("--server-module rules", "--server-module needs --servers N"),
         ("--servers 2 --server-module rules.py/", "give the name of a module, such as my_rules, not that of a file"),
         ("--servers 2 --min-np 1", "--servers cannot be used with elastic jobs"),

@@ -74,7 +74,7 @@ class Collector:
         self._about: dict[Connection, dict[str, Any]] = {}
         self._sent_verdicts: dict[Connection, list[tuple[Any, ...]]] = {}  # their ranks and kinds
         self.on_answer: Callable[[Connection, Any], None] = lambda connection, answer: None
-        """Called with a rank's answer to a request: JSON values, or bytes; and with None when the connection ends."""
+        """Called with a rank's answer to a request, and with None when its connection ends."""
         self.server = SecureServer(key, self, who="rank", expected=expected)
 
     def ranks(self) -> tuple[dict[int, Connection], int]:
@@ -99,9 +99,6 @@ class Collector:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         try:
             about = self._about.get(connection)
-            if about is not None and payload.startswith(b"\0"):
-                self.on_answer(connection, payload)
-                return
             message = json.loads(payload)
             if about is not None and "answer" in message:
                 self.on_answer(connection, message["answer"])

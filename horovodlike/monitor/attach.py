@@ -41,7 +41,7 @@ from horovodlike._engine.profilers import CHUNK_BYTES, MOST_BYTES, MOST_MARKS
 from horovodlike._net.secure_channel import close_in_child
 from horovodlike._net.secure_server import Connection
 from horovodlike.monitor.board import Board
-from horovodlike.monitor.collector import Collector
+from horovodlike.monitor.collector import Collector, to_integer, to_number, to_text
 
 __all__ = ["MOST_SECONDS", "MOST_STEPS", "Attachments", "address_of", "listen", "user_of"]
 
@@ -326,14 +326,14 @@ def read_answer(answer: Any) -> _Answer:
     """
     if "recorded" in answer:
         found = answer["recorded"]
-        sizes = {name: int(_number(found["sizes"][name])) for name in ("trace.json", "timeline.json")}
-        first, marks = found["first_step"], [_number(mark) for mark in found["marks"]]
+        sizes = {name: to_integer(found["sizes"][name]) for name in ("trace.json", "timeline.json")}
+        first, marks = found["first_step"], [to_number(mark) for mark in found["marks"]]
         if sum(sizes.values()) > MOST_BYTES or len(marks) > MOST_MARKS:
             raise ValueError("too much")
         return {
             "recorded": {
-                **{"sizes": sizes, "first_step": None if first is None else int(_number(first)), "marks": marks},
-                **{name: _text(found[name]) for name in ("framework", "note")},
+                **{"sizes": sizes, "first_step": None if first is None else to_integer(first), "marks": marks},
+                **{name: to_text(found[name], _LONGEST_TEXT) for name in ("framework", "note")},
             }
         }
     if "part" in answer:
@@ -342,21 +342,7 @@ def read_answer(answer: Any) -> _Answer:
             raise ValueError("no part of a file")
         return {"part": part}
     [kind] = {"stacks", "failed"} & answer.keys()
-    return {kind: _text(answer[kind])}
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(type(value).__name__)
-    if not 0 <= value < 2**63:
-        raise ValueError("out of range")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value[:_LONGEST_TEXT].encode(errors="replace").decode()
+    return {kind: to_text(answer[kind], _LONGEST_TEXT)}
 
 
 def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The profilers of a rank: PyTorch's, TensorFlow's, or samples of Python's stacks.
+"""The profilers of a rank: PyTorch's, or samples of Python's stacks.
 
 Each writes a trace in Chrome's format with one more key, ``epoch_us``: the microseconds from the Unix epoch to the time
 0 of the events, by the clock of this host.
@@ -20,9 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = ["CHUNK_BYTES", "MOST_BYTES", "MOST_MARKS", "THREAD_NAME", "Profiler", "check_size", "choose"]
+__all__ = ["CHUNK_BYTES", "MOST_BYTES", "MOST_MARKS", "Profiler", "check_size", "choose"]
 
-THREAD_NAME = "horovodlike-profile"
 MOST_BYTES = 256 << 20
 """The size of the files of a rank's profile, at most."""
 MOST_MARKS = 100_000
@@ -39,23 +38,21 @@ class Profiler(Protocol):
     """A profiler of this process. Any method may raise whatever the framework's profiler raises.
 
     Attributes:
-        framework: ``torch``, ``tensorflow`` or ``stacks``.
+        framework: ``torch`` or ``stacks``.
         note: A remark for the user, or an empty text.
-        is_bound: Whether the thread that has started it has to stop it.
     """
 
     framework: str
     note: str
-    is_bound: bool
 
     def warm_up(self) -> None:
         """Load what the first start needs, which may take seconds."""
 
     def start(self) -> None:
-        """Begin to record."""
+        """Begin to record. PyTorch demands that the same thread calls :meth:`stop`."""
 
-    def stop(self, *, save: bool) -> None:
-        """End the recording of this object if there is one, and forget it unless it is to be exported."""
+    def stop(self) -> None:
+        """End the recording of this object if there is one."""
 
     def export(self, path: Path) -> None:
         """Write the trace of the recording that was stopped last."""
@@ -71,19 +68,14 @@ def check_size(num_bytes: int) -> None:
         raise ValueError(f"its profile is larger than {MOST_BYTES >> 20} MiB: record less")
 
 
-def choose(folder: Path, *, all_threads: bool) -> Profiler:
-    """Return the profiler for the framework that this process has imported.
+def choose(*, all_threads: bool) -> Profiler:
+    """Return PyTorch's profiler if this process has imported PyTorch, else one that samples stacks.
 
     Args:
-        folder: A folder for files of the profiler.
         all_threads: Whether it must record threads other than the one that starts it.
     """
-    if "torch" in sys.modules:
-        return _choose_of_torch(all_threads)
-    return _TensorFlowProfiler(folder) if "tensorflow" in sys.modules else _StackSampler()
-
-
-def _choose_of_torch(all_threads: bool) -> Profiler:
+    if "torch" not in sys.modules:
+        return _StackSampler()
     import torch
 
     if not all_threads:
@@ -102,7 +94,7 @@ def _choose_of_torch(all_threads: bool) -> Profiler:
 
 
 class _TorchProfiler:
-    framework, note, is_bound = "torch", "", True
+    framework, note = "torch", ""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -111,22 +103,22 @@ class _TorchProfiler:
 
     def warm_up(self) -> None:
         self.start()
-        self.stop(save=False)
+        self.stop()
 
     def start(self) -> None:
         import torch
 
-        if self._is_on() or _is_warming_up(torch.profiler.profile):
-            raise _busy_error()
+        is_on = torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        if is_on or _is_warming_up(torch.profiler.profile):
+            raise RuntimeError(
+                "another profiler is running in this process, so the script profiles itself: try again when that has "
+                "ended"
+            )
         self._profile = self._make()
-        try:
-            self._profile.__enter__()
-        except BaseException:
-            self._is_running = self._is_on()
-            raise
-        self._is_running = True
+        self._is_running = True  # an error or a signal may leave it half started
+        self._profile.__enter__()
 
-    def stop(self, *, save: bool) -> None:
+    def stop(self) -> None:
         if self._is_running:
             self._profile.__exit__(None, None, None)
             self._is_running = False
@@ -147,91 +139,11 @@ class _TorchProfiler:
                 shutil.copyfileobj(text, trace)
         exported.unlink()
 
-    @staticmethod
-    def _is_on() -> bool:
-        import torch
-
-        # The first is true for the profiler of any thread; versions of PyTorch before 2.1 lack it.
-        of_any_thread = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        return bool(of_any_thread or torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
-
-
-class _TensorFlowProfiler:
-    framework, note, is_bound = "tensorflow", "", False
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "tensorflow"
-        self._began_ns = 0
-        self._is_running = False
-
-    def warm_up(self) -> None:
-        self.start()
-        self.stop(save=False)
-
-    def start(self) -> None:
-        import tensorflow as tf
-
-        self._began_ns = time.time_ns()
-        try:
-            tf.profiler.experimental.start(str(self._folder))
-        except tf.errors.AlreadyExistsError:
-            raise _busy_error() from None
-        self._is_running = True
-
-    def stop(self, *, save: bool) -> None:
-        import tensorflow as tf
-
-        if self._is_running:
-            tf.profiler.experimental.stop(save=save)
-            self._is_running = False
-
-    def export(self, path: Path) -> None:
-        from tensorflow.tsl.profiler.protobuf import xplane_pb2  # type: ignore[import-not-found, unused-ignore]
-
-        found = next(self._folder.rglob("*.xplane.pb"), None)
-        if found is not None:
-            check_size(found.stat().st_size)
-        space = xplane_pb2.XSpace.FromString(b"" if found is None else found.read_bytes())
-        if not any(line.events for plane in space.planes for line in plane.lines):
-            raise RuntimeError("TensorFlow's profiler has recorded nothing: has the script started one of its own?")
-        # Times are since the start of the profiler, which one plane names, if it is not an old version.
-        named = (
-            stat.uint64_value
-            for plane in space.planes
-            for stat in plane.stats
-            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time"
-        )
-        began_us = next(named, self._began_ns) // 1000
-        _write(path, began_us, _events_of(space, began_us * 1000))
-
 
 def _is_warming_up(profile: Any) -> bool:
     """Return whether the script has a profiler that waits for its first step: it could not start beside another one."""
     found = (each for each in gc.get_objects() if issubclass(type(each), profile))
     return any(getattr(getattr(each, "current_action", None), "name", "") == "WARMUP" for each in found)
-
-
-def _busy_error() -> RuntimeError:
-    return RuntimeError(
-        "another profiler is running in this process, so the script profiles itself: try again when that has ended"
-    )
-
-
-def _events_of(space: Any, began_ns: int) -> Iterator[dict[str, Any]]:
-    """Return the events of TensorFlow, with times since the start of the profiler."""
-    for number, plane in enumerate(space.planes):
-        if not any(line.events for line in plane.lines):
-            continue
-        yield _named("process_name", number, 0, plane.name)
-        for row, line in enumerate(plane.lines):
-            yield _named("thread_name", number, row, line.display_name or line.name)
-            start_ns = line.timestamp_ns - (began_ns if line.timestamp_ns > began_ns else 0)
-            for event in line.events:
-                about = plane.event_metadata[event.metadata_id]
-                yield {
-                    **{"ph": "X", "name": about.display_name or about.name, "pid": number, "tid": row},
-                    **{"ts": start_ns / 1e3 + event.offset_ps / 1e6, "dur": event.duration_ps / 1e6},
-                }
 
 
 class _StackSampler:
@@ -240,7 +152,7 @@ class _StackSampler:
     Calls that were seen in samples that follow each other are one event.
     """
 
-    framework, is_bound = "stacks", False
+    framework = "stacks"
 
     def __init__(self, note: str = "") -> None:
         self.note = note
@@ -256,10 +168,10 @@ class _StackSampler:
 
     def start(self) -> None:
         self._began = time.time()
-        self._thread = threading.Thread(target=self._sample_on, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._sample_on, name="horovodlike-samples", daemon=True)
         self._thread.start()
 
-    def stop(self, *, save: bool) -> None:
+    def stop(self) -> None:
         self._ends.set()
         if self._thread is not None:
             self._thread.join()

@@ -193,7 +193,7 @@ class _Reporter(threading.Thread):
         if self._attachment is None:
             return None
         for answer in self._attachment.answers():
-            channel.send(answer, time.monotonic() + _PATIENCE_S)
+            channel.send(encode({"answer": answer}), time.monotonic() + _PATIENCE_S)
         return self._attachment.pause
 
 

@@ -21,7 +21,7 @@ __all__ = ["OWN_THREADS", "describe_threads", "start", "stop"]
 _NAME = "hvl-stacks"
 OWN_THREADS = (
     *(_NAME, "horovodlike-elastic", "horovodlike-monitor", "horovodlike-monitor-report", "horovodlike-metrics"),
-    "horovodlike-profile",
+    *("horovodlike-profile", "horovodlike-samples"),
 )
 """The names of threads that do not show what delays the rank."""
 _MAX_FRAMES_OF_OTHERS = 4

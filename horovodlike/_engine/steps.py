@@ -12,8 +12,8 @@ __all__ = ["step"]
 
 BY_OPTIMIZER, BY_CALLBACK, _BY_SCRIPT = range(3)
 
-hook: Callable[[int, float], None] | None = None
-"""Called at each step with its number and its seconds, or 0 for the first: while a profile is armed."""
+hook: Callable[[int], None] | None = None
+"""Called at each step with its number while a profile is armed or recorded."""
 
 _by = BY_OPTIMIZER
 _count = 0
@@ -51,7 +51,7 @@ def mark(by: int = BY_OPTIMIZER, samples: float = 0) -> None:
     # In one statement, which calls nothing: a thread that reads sees all of it or nothing.
     _by, _count, _samples, _seconds, _last = by, count, sum_of_samples + samples, seconds, last or now
     if is_new and (called := hook) is not None:
-        called(count, elapsed)
+        called(counted()[0])
 
 
 def count_graphs(read: Callable[[], tuple[int, float]]) -> None:

@@ -13,18 +13,18 @@ lines of JSON:
 ``rank``
     The description of a rank's profile: the content of its file ``rankN.json``.
 ``file``
-    The name of a file; after the line come so many ``bytes`` with the next part of its content.
+    The name of a file, with the next ``part`` of its content, in base64.
 ``done``
     The profile is complete; the last line.
 
-A session ends with the connection of its client. All ranks record the same steps: each *arms* its profiler and says
-which step it is at; then all are told the step at whose end they begin, far enough ahead. If that comes too late for a
-rank, nothing is recorded, and they try again with more time.
+A session ends with the connection of its client. All ranks record the same steps, since each is told the number of the
+first one, which is some seconds ahead by the reports of all. If a rank receives that too late, the session fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -33,7 +33,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from horovodlike._bootstrap.rendezvous_state import name_ranks
@@ -41,7 +41,7 @@ from horovodlike._engine.profilers import CHUNK_BYTES, MOST_BYTES, MOST_MARKS
 from horovodlike._net.secure_channel import close_in_child
 from horovodlike._net.secure_server import Connection
 from horovodlike.monitor.board import Board
-from horovodlike.monitor.collector import Collector
+from horovodlike.monitor.collector import Collector, to_integer, to_number, to_text
 
 __all__ = ["MOST_SECONDS", "MOST_STEPS", "Attachments", "address_of", "listen", "user_of"]
 
@@ -52,17 +52,15 @@ LINE_BYTES = 1 << 20
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: the ids of process, user and group
 _REQUEST_S = 5.0
 _JOIN_S = 5.0  # for ranks that have just called init(), or connect again
+_STEPS_S = 10.0  # for ranks that have marked no step yet
 _LOOK_S = 0.1
-_AHEAD_S = 3.0  # between the message and the first step
+_AHEAD_S = 3.0  # from the last reports to the first step; a request reaches a rank within a second
 _AHEAD_STEPS = 2
-_ATTEMPTS = 3
 _STACKS_S = 5.0
 _SILENT_S = 30.0  # a rank that has not reported for this long fails the session
-_EXPORT_S = 300.0  # likewise, while it may be writing a long trace
-_ANSWER_S = 30.0  # for what a rank answers at once
 _CLIENT_S = 30.0  # a client reads within this time
-_CLOCK_S = 1.0  # clocks that differ by less record the same seconds
 _LONGEST_TEXT = 16384
+_Answer = dict[str, Any]
 
 
 def address_of(pid: int) -> str:
@@ -106,13 +104,9 @@ class Attachments:
         self._collector = collector
         self._board = board
         self._numbers = itertools.count(1)
+        self._asked: dict[tuple[Connection, int], asyncio.Future[_Answer]] = {}
         self._is_taken = False
-        self._session: _Session | None = None
         collector.on_answer = self._take
-
-    def _take(self, connection: Connection, answer: Any) -> None:
-        if self._session is not None:
-            self._session.take(connection, answer)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a client, and close its connection."""
@@ -146,21 +140,19 @@ class Attachments:
             wanted, connections = await self._choose(request.get("ranks"))
             if request.get("do") == "stacks":
                 await self._stacks(wanted, connections, writer)
-                return
-            if missing := [rank for rank in wanted if rank not in connections]:
+            elif missing := [rank for rank in wanted if rank not in connections]:
                 raise _SessionError(
                     f"no report to the monitor comes from {name_ranks(missing)}: leave that out with --ranks, or wait"
                 )
-            await self._profile(connections, _check_amount(request), writer)
+            else:
+                await self._profile(connections, request, writer)
         except _SessionError as failure:
             _send(writer, {"error": str(failure)})
-        except Exception as error:  # whatever it is, the job goes on
+        except Exception as error:  # whatever it is, the job continues
             _send(writer, {"error": f"the monitor has failed: {error!r}"})
         finally:
             self._is_taken = False
-            if self._session is not None:
-                self._session.ask({"do": "cancel"})
-            self._session = None
+            self._asked.clear()
 
     async def _choose(self, ranks: Any) -> tuple[list[int], dict[int, Connection]]:
         """Return the ranks that are wanted, without a list all, and the connections of those that report.
@@ -181,268 +173,176 @@ class Attachments:
             raise _SessionError("no rank reports to the monitor yet: wait until hvd.init() has returned, and try again")
         return wanted, connections
 
-    def _open(self, connections: Mapping[int, Connection]) -> _Session:
-        if self._session is not None:
-            self._session.ask({"do": "cancel"})
-        self._session = _Session(next(self._numbers), connections, self._collector, self._board)
-        return self._session
-
     async def _stacks(
         self, wanted: list[int], connections: Mapping[int, Connection], writer: asyncio.StreamWriter
     ) -> None:
-        session = self._open(connections)
-        session.ask({"do": "stacks"})
-        found: dict[int, str] = {}
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(session.gather_stacks(found), _STACKS_S)
-        silent = f"it has not answered within {_STACKS_S:.0f} s"
-        reasons = {rank: silent if rank in connections else "it does not report to the monitor" for rank in wanted}
-        _send(writer, {"stacks": [[rank, found.get(rank, f"    {reasons[rank]}")] for rank in wanted]})
+        asked = {rank: self._ask(connection, {"do": "stacks"}) for rank, connection in connections.items()}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=_STACKS_S)
+        found = []
+        for rank in wanted:
+            if rank not in asked:
+                text = "    it does not report to the monitor"
+            elif not asked[rank].done():
+                text = f"    it has not answered within {_STACKS_S:.0f} s"
+            else:
+                answer = asked[rank].result()
+                text = answer.get("stacks") or f"    {answer.get('failed')}"
+            found.append([rank, text])
+        _send(writer, {"stacks": found})
         await _drain(writer)
 
     async def _profile(
-        self, connections: Mapping[int, Connection], amount: dict[str, float], writer: asyncio.StreamWriter
+        self, connections: Mapping[int, Connection], request: Mapping[str, Any], writer: asyncio.StreamWriter
     ) -> None:
-        session, first = await self._begin(connections, amount, writer)
-        recorded: dict[int, dict[str, Any]] = {}
-        # A rank whose steps do not come says so.
-        within_s = amount["seconds"] + _AHEAD_S * 2**_ATTEMPTS + _EXPORT_S if "seconds" in amount else math.inf
-        await session.gather("recorded", recorded, silent_s=_EXPORT_S, within_s=within_s)
-        if "steps" in amount:
-            check_steps(recorded, first, int(amount["steps"]))
+        name, amount = _read_amount(request)
+        if name == "steps":
+            first = choose_first_step(await self._paces(connections), _AHEAD_S)
+            asked: dict[str, Any] = {"do": "profile", "first": first, "steps": amount}
+            text = f"the ranks will record steps {first + 1} to {first + amount:.0f}"
+        else:
+            asked = {"do": "profile", "ahead": _AHEAD_S, "seconds": amount}
+            text = f"the ranks will record for {amount:g} s"
         _, size = self._collector.ranks()
-        for rank, about in recorded.items():
-            for name, length in about["sizes"].items():
-                await session.fetch(rank, name, length, writer)
-            described = self._collector.describe(connections[rank])
-            if described is None:
-                raise _SessionError(f"rank {rank} has left the job while its profile was read")
-            first, marks = about["first_step"], about["marks"]
-            count = 0 if first is None else len(marks) - 1
-            _send(
-                writer,
-                {
-                    "rank": {
-                        **{"rank": rank, "size": size, "host": described["host"], "pid": described["pid"]},
-                        **{"framework": about["framework"], "first_step": first, "steps": count},
-                        **{"marks": marks, "note": about["note"]},
-                        "files": [f"rank{rank}.{name}" for name in about["sizes"]],
-                    }
-                },
-            )
+        hosts = {rank: self._collector.describe(each) for rank, each in connections.items()}
+        _send(writer, {"say": text})
+        try:
+            for rank, found in (await self._ask_all(connections, asked)).items():
+                about = found["recorded"]
+                for file, length in about.pop("sizes").items():
+                    await self._copy(rank, connections[rank], file, length, writer)
+                host = hosts[rank]
+                assert host is not None  # else the rank would not have answered
+                steps = 0 if about["first_step"] is None else len(about["marks"]) - 1
+                head = {"rank": rank, "size": size, "host": host["host"], "pid": host["pid"], "steps": steps}
+                _send(writer, {"rank": head | about})
+        finally:
+            for connection in connections.values():
+                self._ask(connection, {"do": "cancel"})
         _send(writer, {"done": True})
         await _drain(writer)
 
-    async def _begin(
-        self, connections: Mapping[int, Connection], amount: dict[str, float], writer: asyncio.StreamWriter
-    ) -> tuple[_Session, int]:
-        """Have the ranks record the same steps, or seconds; return the session that does, and when they begin."""
-        for attempt in range(_ATTEMPTS):
-            session = self._open(connections)
-            _send(writer, {"say": f"{name_ranks(connections)}: preparing the profiler"})
-            session.ask({"do": "arm", **amount})
-            armed: dict[int, dict[str, float]] = {}
-            await session.gather("armed", armed)
-            ahead = _AHEAD_S * 2**attempt
-            if "steps" in amount:
-                first = choose_first_step(list(armed.values()), ahead)
-                text = f"the ranks will record steps {first + 1} to {first + amount['steps']:.0f}"
-            else:
-                check_clocks(armed)
-                first = math.ceil(time.time() + ahead)
-                text = f"the ranks will record for {amount['seconds']:g} s"
-            session.ask({"do": "begin", "first": first})
-            begun: dict[int, bool] = {}
-            await session.gather("begun", begun, within_s=_ANSWER_S)
-            late = [rank for rank, is_in_time in begun.items() if not is_in_time]
-            if not late:
-                _send(writer, {"say": text})
-                return session, first
-            _send(writer, {"say": f"{name_ranks(late)}: the first step was over already; again, with more time"})
-        raise _SessionError(f"{name_ranks(late)}: the first step was over each time: try again, or with --seconds")
-
-
-def choose_first_step(armed: list[dict[str, float]], ahead: float) -> int:
-    """Return the step at whose end all ranks can begin.
-
-    Args:
-        armed: For each rank, the last ``step`` and the ``seconds`` that a step takes.
-        ahead: How far ahead of the last step it must be, in seconds.
-    """
-    seconds = max(1e-4, min(each["seconds"] for each in armed))
-    return int(max(each["step"] for each in armed)) + math.ceil(ahead / seconds) + _AHEAD_STEPS
-
-
-def check_clocks(armed: Mapping[int, Mapping[str, float]]) -> None:
-    """Check that ranks that begin at the same time by their clocks begin together.
-
-    Raises:
-        _SessionError: The clock of a rank differs from that of this host.
-    """
-    for rank, each in armed.items():
-        if abs(each["clock"]) > _CLOCK_S:
-            raise _SessionError(
-                f"rank {rank}: its clock differs by {each['clock']:+.1f} s from that of this host: "
-                "set the clocks, or profile with --steps"
-            )
-
-
-def check_steps(recorded: Mapping[int, Mapping[str, Any]], first: int, amount: int) -> None:
-    """Check that all ranks have recorded the steps after ``first``, so many.
-
-    Raises:
-        _SessionError: A rank has recorded others.
-    """
-    for rank, about in recorded.items():
-        if about["first_step"] != first + 1 or len(about["marks"]) != amount + 1:
-            raise _SessionError(f"rank {rank} has recorded other steps than it was told: mark each step once")
-
-
-def _check_amount(request: Any) -> dict[str, float]:
-    """Return the ``steps`` or the ``seconds`` of a request."""
-    for name, kind, most in (("steps", int, MOST_STEPS), ("seconds", (int, float), MOST_SECONDS)):
-        amount = request.get(name)
-        if isinstance(amount, kind) and not isinstance(amount, bool) and 0 < amount <= most:
-            return {name: amount}
-    raise _SessionError(f"give --steps, from 1 to {MOST_STEPS}, or --seconds, up to {MOST_SECONDS}")
-
-
-class _Session:
-    """The requests to some ranks under one number, and their answers."""
-
-    def __init__(self, number: int, connections: Mapping[int, Connection], collector: Collector, board: Board) -> None:
-        self._number = number
-        self._connections = connections
-        self._ranks = {connection: rank for rank, connection in connections.items()}
-        self._collector = collector
-        self._board = board
-        self._answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        # A rank sends an answer to each request, and one or two by itself; and the end of each connection is one.
-        self._most = 16 + 4 * len(connections)
-        self._sender: int | None = None  # the rank that has been asked for a part of a file
-
-    def ask(self, request: Mapping[str, Any], rank: int | None = None) -> None:
-        """Send a request to all ranks of the session, or to one."""
-        for connection in self._ranks if rank is None else [self._connections[rank]]:
-            if not connection.closed:
-                self._collector.server.send(connection, {"ask": {"id": self._number, **request}})
-
-    def take(self, connection: Connection, answer: Any) -> None:
-        """Take what a rank has sent; None: its connection has ended.
-
-        Raises:
-            ValueError, TypeError, KeyError: It is no answer, or was not asked for.
-        """
-        rank = self._ranks.get(connection)
-        if rank is None:
-            return
-        if answer is None:
-            self._answers.put_nowait((rank, {"failed": "it has left the job, or its connection is lost"}))
-        elif isinstance(answer, bytes):
-            if int.from_bytes(answer[1:9], "big") == self._number:
-                if rank != self._sender or len(answer) > 9 + CHUNK_BYTES:
-                    raise ValueError("not a part that it was asked for")
-                self._sender = None
-                self._answers.put_nowait((rank, answer[9:]))
-        elif answer["id"] == self._number:
-            if self._answers.qsize() >= self._most:
-                raise ValueError("too many answers")
-            self._answers.put_nowait((rank, read_answer(answer)))
-
-    async def _next(self, left: Mapping[int, Connection], silent_s: float, within_s: float) -> tuple[int, Any]:
-        deadline = time.monotonic() + within_s
+    async def _paces(self, ranks: Iterable[int]) -> list[tuple[int, float]]:
+        """Return the last step of each rank, and how long one takes. Wait for ranks that have just begun to train."""
+        deadline = time.monotonic() + _STEPS_S
         while True:
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                rank, answer = await asyncio.wait_for(self._answers.get(), 1.0)
-                if isinstance(answer, dict) and "failed" in answer:
-                    raise _SessionError(f"rank {rank}: {answer['failed']}")
-                return rank, answer
-            if silent := [each for each in left if self._board.age(each) > silent_s]:
-                raise _SessionError(
-                    f"{name_ranks(silent)}: silent for {silent_s:.0f} s: its process is stopped, or holds the GIL"
-                )
+            found = {rank: self._board.pace(rank) for rank in ranks}
+            without = [rank for rank, pace in found.items() if pace is None]
+            if not without:
+                return [pace for pace in found.values() if pace is not None]
             if time.monotonic() > deadline:
-                raise _SessionError(f"{name_ranks(left)}: no answer within {within_s:.0f} s, although it reports")
+                raise _SessionError(
+                    f"{name_ranks(without)}: it has marked no step within {_STEPS_S:.0f} s: call horovodlike.step() "
+                    "once in each step, or profile for some time with --seconds"
+                )
+            await asyncio.sleep(_LOOK_S)
 
-    async def gather(
-        self, kind: str, found: dict[int, Any], *, silent_s: float = _SILENT_S, within_s: float = math.inf
+    async def _copy(
+        self, rank: int, connection: Connection, name: str, size: int, writer: asyncio.StreamWriter
     ) -> None:
-        """Wait until each rank has given one kind of answer, and put them into ``found``.
-
-        Args:
-            kind: The kind.
-            found: The answers by rank.
-            silent_s: For how long a rank may not report.
-            within_s: How long it may take, from one answer to the next.
-
-        Raises:
-            _SessionError: A rank has failed, has left, is silent, or has not answered.
-        """
-        while left := {rank: each for rank, each in self._connections.items() if rank not in found}:
-            rank, answer = await self._next(left, silent_s, within_s)
-            if isinstance(answer, dict) and kind in answer:
-                found[rank] = answer[kind]
-
-    async def gather_stacks(self, found: dict[int, str]) -> None:
-        """Wait until each rank has sent its stacks, or cannot; put them, or the reason, into ``found``."""
-        while len(found) < len(self._connections):
-            rank, answer = await self._answers.get()
-            found[rank] = answer["stacks"] if "stacks" in answer else f"    {answer.get('failed')}"
-
-    async def fetch(self, rank: int, name: str, size: int, writer: asyncio.StreamWriter) -> None:
         """Pass on a file of a rank to the client, as fast as the client reads it."""
         offset = 0
         while offset < size:
-            self._sender = rank
-            self.ask({"do": "fetch", "file": name, "offset": offset}, rank)
-            sender, part = await self._next({rank: self._connections[rank]}, _SILENT_S, _ANSWER_S)
-            if sender != rank or not isinstance(part, bytes) or not 0 < len(part) <= size - offset:
-                raise _SessionError(f"rank {sender} has sent something else than the next part of {name}")
-            _send(writer, {"file": f"rank{rank}.{name}", "bytes": len(part)})
-            writer.write(part)
+            request = {"do": "read", "file": name, "offset": offset}
+            part = (await self._ask_all({rank: connection}, request))[rank]["part"]
+            _send(writer, {"file": f"rank{rank}.{name}", "part": base64.b64encode(part).decode()})
             await _drain(writer)
             offset += len(part)
 
+    # Requests to ranks.
 
-def read_answer(answer: Any) -> dict[str, Any]:
-    """Check an answer of a rank, which has just come: its time becomes the difference to this ``clock``.
+    def _ask(self, connection: Connection, request: Mapping[str, Any]) -> asyncio.Future[_Answer]:
+        """Send a request to a rank; return its answer, which may have come to nothing (``failed``)."""
+        number = next(self._numbers)
+        answer = self._asked[connection, number] = asyncio.get_running_loop().create_future()
+        if connection.closed:
+            self._take(connection, None)
+        else:
+            self._collector.server.send(connection, {"ask": {"id": number, **request}})
+        return answer
+
+    async def _ask_all(self, connections: Mapping[int, Connection], request: Mapping[str, Any]) -> dict[int, _Answer]:
+        """Send a request to ranks, and wait until each has answered.
+
+        Raises:
+            _SessionError: A rank has failed, has left, or is silent.
+        """
+        waiting = {self._ask(connection, request): rank for rank, connection in connections.items()}
+        answers = {}
+        while waiting:
+            done, _ = await asyncio.wait(waiting, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                rank = waiting.pop(each)
+                answers[rank] = each.result()
+                if "failed" in answers[rank]:
+                    raise _SessionError(f"rank {rank}: {answers[rank]['failed']}")
+            if silent := [rank for rank in waiting.values() if self._board.age(rank) > _SILENT_S]:
+                raise _SessionError(
+                    f"{name_ranks(silent)}: silent for {_SILENT_S:.0f} s: its process is stopped, or holds the GIL"
+                )
+        return dict(sorted(answers.items()))
+
+    def _take(self, connection: Connection, answer: Any) -> None:
+        """Take what a rank has sent; None: its connection has ended.
+
+        Raises:
+            ValueError, TypeError, KeyError: It is no answer.
+        """
+        if answer is None:
+            read, keys = {"failed": "it has left the job, or its connection is lost"}, [*self._asked]
+            keys = [key for key in keys if key[0] is connection]
+        else:
+            read, keys = read_answer(answer), [(connection, answer["id"])]
+        for key in keys:
+            if (asked := self._asked.pop(key, None)) is not None and not asked.done():
+                asked.set_result(read)
+
+
+def choose_first_step(paces: Sequence[tuple[int, float]], ahead: float) -> int:
+    """Return the step at whose end all ranks can begin.
+
+    Args:
+        paces: For each rank, the number of its last step, and the seconds that a step takes.
+        ahead: How far ahead of the last step it must be, in seconds.
+    """
+    last, seconds = max(count for count, _ in paces), min(seconds for _, seconds in paces)
+    return last + math.ceil(ahead / max(1e-4, seconds)) + _AHEAD_STEPS
+
+
+def _read_amount(request: Mapping[str, Any]) -> tuple[str, float]:
+    """Return what to record: ``steps`` or ``seconds``, and how many."""
+    for name, kind, most in (("steps", int, MOST_STEPS), ("seconds", (int, float), MOST_SECONDS)):
+        amount = request.get(name)
+        if isinstance(amount, kind) and not isinstance(amount, bool) and 0 < amount <= most:
+            return name, amount
+    raise _SessionError(f"give --steps, from 1 to {MOST_STEPS}, or --seconds, up to {MOST_SECONDS}")
+
+
+def read_answer(answer: Any) -> _Answer:
+    """Check an answer of a rank.
 
     Raises:
         ValueError, TypeError, KeyError: It is none.
     """
-    if "armed" in answer:
-        step, seconds, now = (_number(answer["armed"][name]) for name in ("step", "seconds", "time"))
-        return {"armed": {"step": step, "seconds": seconds, "clock": now - time.time()}}
-    if "begun" in answer:
-        return {"begun": answer["begun"] is True}
     if "recorded" in answer:
         found = answer["recorded"]
-        sizes = {name: int(_number(found["sizes"][name])) for name in ("trace.json", "timeline.json")}
-        first, marks = found["first_step"], [_number(mark) for mark in found["marks"]]
+        sizes = {name: to_integer(found["sizes"][name]) for name in ("trace.json", "timeline.json")}
+        first, marks = found["first_step"], [to_number(mark) for mark in found["marks"]]
         if sum(sizes.values()) > MOST_BYTES or len(marks) > MOST_MARKS:
             raise ValueError("too much")
         return {
             "recorded": {
-                **{"sizes": sizes, "first_step": None if first is None else int(_number(first)), "marks": marks},
-                **{name: _text(found[name]) for name in ("framework", "note")},
+                **{"sizes": sizes, "first_step": None if first is None else to_integer(first), "marks": marks},
+                **{name: to_text(found[name], _LONGEST_TEXT) for name in ("framework", "note")},
             }
         }
+    if "part" in answer:
+        part = base64.b64decode(answer["part"], validate=True)
+        if not 0 < len(part) <= CHUNK_BYTES:
+            raise ValueError("no part of a file")
+        return {"part": part}
     [kind] = {"stacks", "failed"} & answer.keys()
-    return {kind: _text(answer[kind])}
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(type(value).__name__)
-    if not 0 <= value < 2**63:
-        raise ValueError("out of range")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value[:_LONGEST_TEXT].encode(errors="replace").decode()
+    return {kind: to_text(answer[kind], _LONGEST_TEXT)}
 
 
 def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

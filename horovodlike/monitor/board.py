@@ -201,6 +201,16 @@ class Board:
             state = self._ranks.get(rank)
             return 0.0 if state is None else self._monotonic() - state.heard_at
 
+    def pace(self, rank: int) -> tuple[int, float] | None:
+        """Return the number of steps that a rank has marked, and the seconds of a step; None before the second step."""
+        with self._lock:
+            state = self._ranks.get(rank)
+            count = 0 if state is None else int(state.counters.get("steps", 0))
+            if state is None or count < 2:
+                return None
+            mean = state.counters.get("step_seconds", 0.0) / (count - 1)
+            return count, min(mean, state.step_seconds or mean)
+
     def verdicts(self) -> list[dict[str, Any]]:
         """Return the verdicts on slow ranks."""
         with self._lock:

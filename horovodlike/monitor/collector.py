@@ -74,7 +74,7 @@ class Collector:
         self._about: dict[Connection, dict[str, Any]] = {}
         self._sent_verdicts: dict[Connection, list[tuple[Any, ...]]] = {}  # their ranks and kinds
         self.on_answer: Callable[[Connection, Any], None] = lambda connection, answer: None
-        """Called with a rank's answer to a request: JSON values, or bytes; and with None when the connection ends."""
+        """Called with a rank's answer to a request, and with None when its connection ends."""
         self.server = SecureServer(key, self, who="rank", expected=expected)
 
     def ranks(self) -> tuple[dict[int, Connection], int]:
@@ -99,9 +99,6 @@ class Collector:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         try:
             about = self._about.get(connection)
-            if about is not None and payload.startswith(b"\0"):
-                self.on_answer(connection, payload)
-                return
             message = json.loads(payload)
             if about is not None and "answer" in message:
                 self.on_answer(connection, message["answer"])
@@ -139,11 +136,11 @@ class Collector:
 
 def _read_about(found: Any, rank: int) -> dict[str, Any]:
     about: dict[str, Any] = {
-        name: _integer(found[name]) for name in ("rank", "size", "generation", "pid", "local_rank", "worker")
+        name: to_integer(found[name]) for name in ("rank", "size", "generation", "pid", "local_rank", "worker")
     }
     if about["rank"] != rank or not 0 <= rank < about["size"] <= _MOST_RANKS:
         raise ValueError("rank")
-    return {**about, **{name: _text(found[name], _LONGEST_NAME) for name in ("host", "boot")}}
+    return {**about, **{name: to_text(found[name], _LONGEST_NAME) for name in ("host", "boot")}}
 
 
 def read_report(message: Any) -> dict[str, Any]:
@@ -152,23 +149,29 @@ def read_report(message: Any) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: It is not a report.
     """
-    report: dict[str, Any] = {name: _number(message[name]) for name in ("sent", "idle")}
+    report: dict[str, Any] = {name: to_number(message[name]) for name in ("sent", "idle")}
     for part, names in _NUMBERS.items():
         found = message.get(part, {})
-        report[part] = {name: _number(found[name]) for name in names if name in found}
+        report[part] = {name: to_number(found[name]) for name in names if name in found}
     report["late"] = {
-        _integer(rank): (_integer(times), _number(seconds)) for rank, times, seconds in message.get("late", [])
+        to_integer(rank): (to_integer(times), to_number(seconds)) for rank, times, seconds in message.get("late", [])
     }
     report["collectives"] = [
-        [_integer(number), _text(kind, _LONGEST_NAME), _text(name, _LONGEST_NAME), _integer(size), _number(enqueued)]
+        [
+            to_integer(number),
+            to_text(kind, _LONGEST_NAME),
+            to_text(name, _LONGEST_NAME),
+            to_integer(size),
+            to_number(enqueued),
+        ]
         for number, kind, name, size, enqueued in message.get("collectives", [])[:_MOST_COLLECTIVES]
     ]
     report["connections"] = {
-        (_text(here, _LONGEST_NAME), _text(there, _LONGEST_NAME)): (_number(sent), _number(seconds))
+        (to_text(here, _LONGEST_NAME), to_text(there, _LONGEST_NAME)): (to_number(sent), to_number(seconds))
         for here, there, sent, seconds in message.get("connections", [])[:_MOST_CONNECTIONS]
     }
     if "stack" in message:
-        report["stack"] = None if message["stack"] is None else _text(message["stack"], _LONGEST_STACK)
+        report["stack"] = None if message["stack"] is None else to_text(message["stack"], _LONGEST_STACK)
     return {**report, "end": message.get("end") is True}
 
 
@@ -178,20 +181,23 @@ def _checked(convert: Callable[[Any], Any], value: Any, *types: type) -> Any:
     return convert(value)
 
 
-def _integer(value: Any) -> int:
+def to_integer(value: Any) -> int:
+    """Return an integer of a message; raise ValueError or TypeError for any other value."""
     number: int = _checked(int, value, int)
     if not 0 <= number < _LIMIT:
         raise ValueError("out of range")
     return number
 
 
-def _number(value: Any) -> float:
+def to_number(value: Any) -> float:
+    """Return a number of a message; raise ValueError or TypeError for any other value."""
     number: float = _checked(lambda given: given, value, int, float)
     if not 0 <= number < _LIMIT:
         raise ValueError("out of range")
     return number
 
 
-def _text(value: Any, longest: int) -> str:
+def to_text(value: Any, longest: int) -> str:
+    """Return a text of a message, shortened; raise TypeError for any other value."""
     text: str = _checked(str, value, str)
     return text[:longest].encode(errors="replace").decode()  # JSON can have halves of characters, which UTF-8 cannot

@@ -45,7 +45,7 @@ def _merge(arguments: list[str]) -> str:
 
 
 def _summary(arguments: list[str]) -> str:
-    what = "Tell what took the time, and what to try."
+    what = "Tell what took the time."
     parser = argparse.ArgumentParser(prog=f"python -m horovodlike.timeline {_SUMMARY}", description=what)
     parser.add_argument("path", type=Path, help="the folder of a profile, or a timeline's file")
     path: Path = parser.parse_args(arguments).path

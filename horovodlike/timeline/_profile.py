@@ -24,7 +24,7 @@ class RankProfile:
         size: Number of ranks of the job, of which not all need have a profile.
         host: Name of its host.
         pid: Id of its process there; 0: not known.
-        framework: Source of the events: ``torch``, ``tensorflow`` or ``stacks``; empty: there are none.
+        framework: Source of the events: ``torch`` or ``stacks``; empty: there are none.
         first_step: Number of the first step; None: steps are not marked.
         marks: Times at which each step began, and the last one ended; or fewer than two.
         batches: The engine's; None: there is no timeline.

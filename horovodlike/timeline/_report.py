@@ -5,23 +5,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
-from horovodlike.timeline._advice import advice
 from horovodlike.timeline._batches import timeline_of
 from horovodlike.timeline._events import read
 from horovodlike.timeline._merging import files_of_job
 from horovodlike.timeline._profile import RankProfile, align, read_profile
-from horovodlike.timeline._summary import SMALL_BYTES, Late, RankTimes, Summary, summary_of
+from horovodlike.timeline._summary import Late, RankTimes, Summary, summary_of
 
 _WIDTH = 100
 _MOST_ROWS = 8
 _MOST_RANKS = 32
 _LONGEST_NAME = 44
+_SMALL_BYTES = 64 << 10
+"""A batch that is smaller takes about as long as an empty one."""
 
 
 def summarize(path: Path) -> str:
-    """Tell what took the time, and what to try.
+    """Tell what took the time.
 
     Args:
         path: The folder of a profile, or a timeline: the file of rank 0, beside which those of the other ranks are
@@ -53,10 +54,6 @@ def _read_timelines(path: Path) -> list[RankProfile]:
 
 def _lines(summary: Summary) -> list[str]:
     lines = [_head(summary), "", *_ranks(summary)]
-    tips = advice(summary)
-    lines += ["", "What to try" if tips else "Nothing to try follows from these numbers."]
-    for number, tip in enumerate(tips, 1):
-        lines += textwrap.wrap(tip, _WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
     for part in (_late(summary), _batches(summary), _tensors(summary), _operators(summary)):
         if part:
             lines += ["", *part]
@@ -67,7 +64,7 @@ def _head(summary: Summary) -> str:
     profiles = [each.profile for each in summary.ranks]
     first, size = profiles[0], profiles[0].size
     text = f"{len(profiles)} of {size} ranks" if len(profiles) < size else f"{size} rank{'s' * (size > 1)}"
-    if (num_hosts := len({*summary.hosts.values()})) > 1:
+    if (num_hosts := len({each.host for each in profiles})) > 1:
         text += f" on {num_hosts} hosts"
     if first.framework:
         text += f", {first.framework}"
@@ -156,10 +153,11 @@ def _batches(summary: Summary) -> list[str]:
     if not count:
         return []
     tensors = sum(len(batch.requests) for batch, _ in summary.batches)
-    small = sum(batch.num_bytes < SMALL_BYTES for batch, _ in summary.batches)
+    sizes = [batch.num_bytes for batch, _ in summary.batches]
+    small = sum(size < _SMALL_BYTES for size in sizes)
     lines = [
         f"Batches: {count / max(1, summary.num_steps):.1f}{_a_step(summary)}, of {tensors / count:.1f} tensors each; "
-        f"median size {_size(round(summary.typical_bytes))}, {100 * small / count:.0f} % below {SMALL_BYTES >> 10} KiB"
+        f"median size {_size(round(median(sizes)))}, {100 * small / count:.0f} % below {_SMALL_BYTES >> 10} KiB"
     ]
     if summary.num_bytes and summary.reduction_time and not summary.on_gpu:
         lines[0] += f"; {summary.num_bytes / summary.reduction_time:.2f} GB/s"

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from horovodlike.timeline._activity import Activity, activity_of
 from horovodlike.timeline._batches import Match, RankBatch, matched
 from horovodlike.timeline._intervals import Interval, common, total, union
 from horovodlike.timeline._profile import RankProfile
-
-SMALL_BYTES = 64 << 10
-"""A batch that is smaller takes about as long as an empty one."""
 
 
 @dataclass
@@ -73,7 +69,7 @@ class Late:
 
 @dataclass
 class Summary:
-    """The numbers. What is of a step is an average over the ranks.
+    """The numbers. Per-step values are averages over ranks.
 
     Attributes:
         ranks: The times of each rank.
@@ -92,10 +88,6 @@ class Summary:
     tensors: dict[str, TensorCost]
     late: dict[int, Late]
     self_times: Counter[str]
-
-    def share(self, part: str) -> float:
-        """Return a part of the ranks' time: 0 to 1."""
-        return sum(getattr(each, part) or 0 for each in self.ranks) / sum(each.duration for each in self.ranks)
 
     def per_step(self, ns: float) -> float:
         """Return ms in each step; or in all, if steps are not marked."""
@@ -120,16 +112,6 @@ class Summary:
     def reduction_time(self) -> int:
         """Duration of all batches."""
         return sum(duration for _, duration in self.batches)
-
-    @property
-    def typical_bytes(self) -> float:
-        """The median size of a batch."""
-        return median(batch.num_bytes for batch, _ in self.batches) if self.batches else 0
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """The host of each rank."""
-        return {each.profile.rank: each.profile.host for each in self.ranks}
 
 
 def summary_of(profiles: Sequence[RankProfile]) -> Summary:

@@ -5,6 +5,7 @@ files, so this writes them. Its end, also by Ctrl-C, ends the session.
 """
 
 import argparse
+import base64
 import contextlib
 import json
 import os
@@ -22,9 +23,6 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.monitor import attach
 
 __all__ = ["run"]
-
-_HOW = "start it with hvdrun --monitor or --metrics-file"
-_NAMES_OF_LAUNCHER = ("hvdrun", "horovodrun", "horovodlike.launcher")
 
 
 class AttachError(RuntimeError):
@@ -67,10 +65,8 @@ def _parse(words: Sequence[str], program: str) -> argparse.Namespace:
     )
     stacks = commands.add_parser("stacks", help="print where the Python of each rank is", prog=f"{program} stacks")
     amount = profile.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--steps", type=_steps, metavar="N", help=f"record N steps, up to {attach.MOST_STEPS}")
-    amount.add_argument(
-        "--seconds", type=_seconds, metavar="S", help=f"record for S seconds, up to {attach.MOST_SECONDS}"
-    )
+    amount.add_argument("--steps", type=int, metavar="N", help=f"record N steps, up to {attach.MOST_STEPS}")
+    amount.add_argument("--seconds", type=float, metavar="S", help=f"record for S seconds, up to {attach.MOST_SECONDS}")
     for each in (profile, stacks):
         each.add_argument("--ranks", type=_ranks, metavar="N,...", help="these ranks only (default: all)")
     profile.add_argument(
@@ -79,24 +75,11 @@ def _parse(words: Sequence[str], program: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _steps(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= attach.MOST_STEPS):
-        raise argparse.ArgumentTypeError(f"{text}: give a number of steps, from 1 to {attach.MOST_STEPS}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text)) <= attach.MOST_SECONDS:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, up to {attach.MOST_SECONDS}")
-
-
 def _ranks(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: give numbers of ranks, such as 0,3")
-    return [int(part) for part in parts]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: give numbers of ranks, such as 0,3") from None
 
 
 def _connect(text: str) -> socket.socket:
@@ -106,31 +89,26 @@ def _connect(text: str) -> socket.socket:
         UsageError: There is none, or it belongs to another user.
     """
     named = f"--attach {text}"
-    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10):
+    if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{named}: give the process id of the hvdrun that runs the job: pgrep -a hvdrun")
-    folder = Path("/proc") / text
     try:
-        owner, command = (
-            folder.stat().st_uid,
-            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"),
-        )
+        command = (Path("/proc") / text / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:
         raise UsageError(f"{named}: there is no such process on this host: pgrep -a hvdrun lists its jobs") from None
-    if owner != os.geteuid():
-        raise UsageError(f"{named}: the process belongs to user {owner}: only that user can attach to it")
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.connect(attach.address_of(int(text)))
         if attach.user_of(connected) != os.geteuid():
-            raise UsageError(f"{named}: a process of another user answers in its place")
+            raise PermissionError
+    except PermissionError:
+        connected.close()
+        raise UsageError(f"{named}: the process belongs to another user: only that user can attach to it") from None
     except OSError:
         connected.close()
-        if any(name in command for name in _NAMES_OF_LAUNCHER):
-            raise UsageError(f"{named}: this job has no monitor on this host, which --attach needs: {_HOW}") from None
-        raise UsageError(f"{named}: this is no hvdrun, but {command.strip()[:80]!r}: pgrep -a hvdrun") from None
-    except BaseException:
-        connected.close()
-        raise
+        raise UsageError(
+            f"{named}: no monitor of a job answers in {command.strip()[:80]!r}: give the process id of an hvdrun that "
+            "was started with --monitor or --metrics-file"
+        ) from None
     return connected
 
 
@@ -159,13 +137,14 @@ def _profile(options: argparse.Namespace, connected: socket.socket, answers: Bin
     output: Path = options.output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
     path = output.absolute()  # --output . replaces the current folder, if that is empty
     with _folder(output) as folder:
-        amount = {"steps": options.steps} if options.steps else {"seconds": options.seconds}
+        amount = {"steps": options.steps} if options.seconds is None else {"seconds": options.seconds}
         _send(connected, {"do": "profile", "ranks": options.ranks, **amount})
         for message in _read(answers):
             if "done" in message:
                 break
             if "file" in message:
-                _copy(answers, folder / Path(message["file"]).name, message["bytes"])
+                with (folder / Path(message["file"]).name).open("ab") as file:
+                    file.write(base64.b64decode(message["part"]))
             else:
                 about = message["rank"]
                 (folder / f"rank{about['rank']}.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -202,15 +181,6 @@ def _folder(output: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _copy(answers: BinaryIO, path: Path, size: int) -> None:
-    """Append a part to a file."""
-    part = answers.read(size)
-    if len(part) < size:
-        raise AttachError("the job has ended while its profile was read, or its hvdrun was killed")
-    with path.open("ab") as file:
-        file.write(part)
 
 
 def _describe_stacks(stacks: Sequence[Sequence[Any]]) -> str:

@@ -29,7 +29,7 @@ TRAIN = """
                     compute()
                 hvd.step()
                 step += 1
-                if is_sampled != any(each.name == "horovodlike-profile" for each in threading.enumerate()):
+                if is_sampled != any(each.name == "horovodlike-samples" for each in threading.enumerate()):
                     is_sampled = not is_sampled
                     print("recording" if is_sampled else "recorded", flush=True)
             return step
@@ -40,7 +40,8 @@ TRAIN = """
         hvd.init()
         steps = train()
         print("done", hvd.rank(), hvd.metrics()["steps"] == steps, flush=True)
-        print("threads", [each.name for each in threading.enumerate() if "profile" in each.name], flush=True)
+        hvd.shutdown()
+        print("threads", [each.name for each in threading.enumerate() if "horovodlike-" in each.name], flush=True)
 """
 
 
@@ -48,12 +49,12 @@ TRAIN = """
 def job(
     watched: Callable[..., tuple[Launch, str]], program: Callable[[str], Path], tmp_path: Path
 ) -> Callable[..., Launch]:
-    """`job(text)` starts the program on two ranks, with a monitor, and waits until they have called `init()`."""
+    """`job(text)` starts the program, with a monitor, and waits until the ranks have called `init()`."""
 
-    def start(text: str, **options: Any) -> Launch:
+    def start(text: str, size: int = 2, **options: Any) -> Launch:
         script = program(text.replace("hvd.init()\n", 'hvd.init()\n        print("begun", flush=True)\n'))
-        launch, _ = watched("-np", 2, sys.executable, script, **options)
-        launch.expect(b"begun", 2)
+        launch, _ = watched("-np", size, sys.executable, script, **options)
+        launch.expect(b"begun", size)
         return launch
 
     return start
@@ -80,8 +81,9 @@ def stop(job: Launch, folder: Path) -> list[str]:
     ended = job.finish()
     assert ended.code == 0, ended.err
     assert "USDT:" not in ended.err  # what PyTorch's profiler writes of itself
-    assert sorted(re.findall(rb"done (\d) True", ended.out)) == [b"0", b"1"]
-    assert re.findall(rb"threads (.*)", ended.out) == [b"[]", b"[]"]
+    done = sorted(re.findall(rb"done (\d) True", ended.out))
+    assert done in ([b"0", b"1"], [b"0", b"1", b"2"])
+    assert re.findall(rb"threads (.*)", ended.out) == [b"[]"] * len(done)
     return ended.out.decode().splitlines()
 
 
@@ -93,12 +95,12 @@ def read(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any], list[
     return about, trace, timeline
 
 
-def check_times(folder: Path, steps: int, ranks: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
-    """Check that ranks have recorded the same steps, and that all events are of these; return the traces."""
+def check_times(folder: Path, steps: int, size: int = 2) -> list[dict[str, Any]]:
+    """Check that the ranks have recorded the same steps, and that all events are of these; return the traces."""
     traces, firsts = [], set()
-    for rank in ranks:
+    for rank in range(size):
         about, trace, timeline = read(folder, rank)
-        assert (about["rank"], about["size"], about["steps"], len(about["marks"])) == (rank, 2, steps, steps + 1)
+        assert (about["rank"], about["size"], about["steps"], len(about["marks"])) == (rank, size, steps, steps + 1)
         assert about["marks"] == sorted(about["marks"])
         firsts.add(about["first_step"])
         began, ended = about["marks"][0] - 0.5, about["marks"][-1] + 0.5  # a crowded machine delays the first mark
@@ -112,14 +114,17 @@ def check_times(folder: Path, steps: int, ranks: tuple[int, ...] = (0, 1)) -> li
     return traces
 
 
-def test_a_job_without_a_framework(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
-    running = job(TRAIN, env={"HOROVODLIKE_TIMELINE": str(tmp_path / "own.json")})
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_job_without_a_framework(
+    job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, size: int
+) -> None:
+    running = job(TRAIN, size, env={"HOROVODLIKE_TIMELINE": str(tmp_path / "own.json")})
     ended = client(running, "stacks").finish()
     assert ended.code == 0, ended.err
-    assert re.search(rb"^(rank|ranks 0,) 1:$", ended.out, re.MULTILINE) and b"in train" in ended.out
+    assert re.search(rb"^ranks? .*\b1.*:$", ended.out, re.MULTILINE) and b"in train" in ended.out
     ended = client(running, "profile", "--steps", "5", "--output", "deep/er").finish()
     assert ended.code == 0, ended.err
-    sampled = check_times(tmp_path / "deep/er", 5)[1]
+    sampled = check_times(tmp_path / "deep/er", 5, size)[1]
     assert any(event["name"].startswith("compute (") for event in sampled["traceEvents"])
     assert b"deep/er/trace.json" in ended.out
     ended = client(running, "profile", "--seconds", "0.5", "--ranks", "1", "--output", "one").finish()
@@ -156,82 +161,13 @@ def test_clients_that_go_or_come_together(
     assert folders & {"first", "second", "third", "fourth"} == {"third", "fourth"}  # the third client was killed
 
 
-# A profiler that must be stopped by the thread that has started it, as PyTorch's.
-FAKE = """
-        import json, os, sys, threading, types
-
-        class Profile:
-            def __enter__(self):
-                self.thread = threading.get_ident()
-                fail("start")
-                if os.path.exists("tell"):
-                    print("started", flush=True)
-
-            def __exit__(self, *exception):
-                fail("stop")
-                print("same thread", self.thread == threading.get_ident(), flush=True)
-
-            def export_chrome_trace(self, path):
-                fail("export")
-                with open(path, "w") as file:
-                    json.dump({"traceEvents": [{"ph": "M", "cat": "x"}], "baseTimeNanoseconds": 1000}, file)
-
-        calls = {}
-
-        def fail(where):
-            # Once there is a file, fail in the call whose number it has.
-            if os.path.exists(f"fail.{where}"):
-                asked = where, int(open(f"fail.{where}").read())
-                calls[asked] = calls.get(asked, 0) + 1
-                if calls[asked] == asked[1]:
-                    raise ArithmeticError("broken " + where)
-
-        class Fake(types.ModuleType):
-            autograd = types.SimpleNamespace(
-                profiler=types.SimpleNamespace(_is_profiler_enabled=False), _profiler_enabled=lambda: False
-            )
-            profiler = types.SimpleNamespace(profile=Profile)
-
-        sys.modules["torch"] = Fake("torch")
-"""
-
-
-@pytest.mark.parametrize(
-    "failures",
-    [[("start", 2)], pytest.param([("start", 1), ("stop", 2), ("export", 1)], marks=pytest.mark.slow)],
-    ids=["start", "warm-up, stop and export"],
-)
-def test_a_profiler_that_raises(
-    job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, failures: list[tuple[str, int]]
-) -> None:
-    running = job(TRAIN.replace("        steps = train()\n", f"{FAKE}\n        steps = train()\n"))
-    for where, call in failures:  # the warm-up has started and stopped it once
-        (tmp_path / f"fail.{where}").write_text(str(call))
-        ended = client(running, "profile", "--steps", "2", "--output", where).finish()
-        assert ended.code == 1
-        assert re.search(rf"rank \d: ArithmeticError: broken {where}", ended.err), ended.err
-        assert ("will record" in ended.err) == (call == 2 or where == "export")
-        assert not (tmp_path / where).exists()
-        (tmp_path / f"fail.{where}").unlink()
-    (tmp_path / "tell").touch()
-    killed = client(running, "profile", "--steps", "1000", "--output", "killed")
-    running.expect(b"started", 4)  # each rank has warmed up, and records
-    killed.signal(signal.SIGKILL)
-    killed.process.wait(LIMIT_S)
-    ended = client(running, "profile", "--steps", "2", "--output", "whole").finish()
-    assert ended.code == 0, ended.err
-    assert json.loads((tmp_path / "whole" / "rank1.trace.json").read_text())["epoch_us"] == 1
-    lines = stop(running, tmp_path)
-    assert {line.split()[-1] for line in lines if "same thread" in line} == {"True"}
-
-
 REPEATED = TRAIN.replace(
     "        hvd.init()\n",
     """        hvd.init()
         while True:
             hvd.allreduce(np.ones(4, np.float32), name="x")
             hvd.step()
-            if any(each.name == "horovodlike-profile" for each in threading.enumerate()):
+            if any(each.name == "horovodlike-samples" for each in threading.enumerate()):
                 print("first", flush=True)
             if hvd.allreduce(np.array([os.path.exists("again")], np.float32), op=hvd.Max, name="end")[0]:
                 break
@@ -240,7 +176,7 @@ REPEATED = TRAIN.replace(
         print("shutdown took", time.monotonic() - began, flush=True)
         hvd.init()
 """,
-).replace('        print("threads"', '        hvd.shutdown()\n        print("threads"')
+)
 
 
 @pytest.mark.parametrize("amount", [("--steps", "1000"), pytest.param(("--seconds", "200"), marks=pytest.mark.slow)])
@@ -272,12 +208,16 @@ def test_the_ranks_leave_amid_a_profile(
 
 
 @pytest.mark.slow
-def test_steps_that_nobody_marks(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
-    running = job(TRAIN.replace("hvd.step()", "pass").replace('hvd.metrics()["steps"] == steps', "True"))
+@pytest.mark.parametrize("marks", ["pass", "hvd.step() if step < 5 else None"], ids=["never", "no more"])
+def test_steps_that_nobody_marks(
+    job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path, marks: str
+) -> None:
+    running = job(TRAIN.replace("hvd.step()", marks).replace('hvd.metrics()["steps"] == steps', "True"))
     ended = client(running, "profile", "--steps", "2").finish()
     assert ended.code == 1
     assert "it has marked no step within 10 s: call horovodlike.step() once in each step" in ended.err
-    assert "with --seconds" in ended.err
+    ended = client(running, "profile", "--seconds", "0.5", "--output", "profile").finish()
+    assert ended.code == 0, ended.err
     stop(running, tmp_path)
 
 
@@ -286,13 +226,13 @@ def test_what_cannot_be_asked(job: Callable[..., Launch], client: Callable[..., 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     cases = [
+        (["profile", "--steps", "0"], "give --steps, from 1 to 1000, or --seconds, up to 300"),
         (["profile", "--steps", "1", "--ranks", "1,2"], "the job has no rank 2: it has ranks 0 to 1"),
         (["profile", "--steps", "1", "--output", "full"], "--output full exists already: name a new folder"),
         (["profile", "--steps", "1", "--output", "full/file/x"], "--output full/file/x cannot be written"),
     ]
-    started = [(client(running, *words), text) for words, text in cases]
-    for each, text in started:
-        ended = each.finish()
+    for words, text in cases:
+        ended = client(running, *words).finish()
         assert ended.code in (1, 2) and text in ended.err, ended.err
     launch = Launch(["-np", "2", "--attach", str(running.process.pid), "stacks"], cwd=tmp_path)
     ended = launch.finish()
@@ -304,10 +244,7 @@ def test_what_cannot_be_asked(job: Callable[..., Launch], client: Callable[..., 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["profile", "--steps", "0"], "0: give a number of steps, from 1 to 1000"),
-        (["profile", "--steps", "-5"], "-5: give a number of steps"),
-        (["profile", "--steps", "1001"], "1001: give a number of steps"),
-        (["profile", "--seconds", "nan"], "nan: give a number of seconds"),
+        (["profile", "--steps", "x"], "argument --steps: invalid int value: 'x'"),
         (["profile"], "one of the arguments --steps --seconds is required"),
         (["profile", "--steps", "1", "--ranks", "0,x"], "0,x: give numbers of ranks"),
         (["watch"], "invalid choice: 'watch'"),
@@ -329,8 +266,8 @@ def test_what_is_no_job(client: Callable[..., Launch], tmp_path: Path) -> None:
         gone = subprocess.Popen(["true"])
         gone.wait()
         for pid, text in (
-            (other.pid, "this is no hvdrun, but 'sleep 1000'"),
-            (plain.process.pid, "this job has no monitor on this host, which --attach needs: start it with hvdrun"),
+            (other.pid, "no monitor of a job answers in 'sleep 1000': give the process id of an hvdrun"),
+            (plain.process.pid, "give the process id of an hvdrun that was started with --monitor or --metrics-file"),
             (gone.pid, "there is no such process on this host"),
         ):
             ended = client(pid, "stacks").finish()
@@ -394,7 +331,8 @@ TORCH = """
         if warm is not None:
             warm.stop()
         print("done", hvd.rank(), hvd.metrics()["steps"] == steps, flush=True)
-        print("threads", [each.name for each in threading.enumerate() if "profile" in each.name], flush=True)
+        hvd.shutdown()
+        print("threads", [each.name for each in threading.enumerate() if "horovodlike-" in each.name], flush=True)
 """
 
 
@@ -433,39 +371,4 @@ def test_a_time_of_a_job_of_pytorch(job: Callable[..., Launch], client: Callable
         about, trace, _ = read(tmp_path / "profile", rank)
         assert about["framework"] == "torch" and about["steps"] > 1
         assert sum(event["name"] == "aten::linear" for event in trace["traceEvents"]) > 1
-    stop(running, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_job_of_tensorflow(job: Callable[..., Launch], client: Callable[..., Launch], tmp_path: Path) -> None:
-    # The first import compiles the ops.
-    subprocess.run([sys.executable, "-P", "-c", "import horovodlike.tensorflow"], check=True, cwd=tmp_path)
-    running = job("""
-        import os, threading, time
-        import tensorflow as tf
-        import horovodlike
-        import horovodlike.tensorflow as hvd
-
-        hvd.init()
-        weight = tf.Variable(tf.ones([50, 50]))
-        steps = 0
-        while not hvd.allreduce(tf.constant([float(os.path.exists("stop"))]), op=hvd.Max, name="stop")[0]:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.matmul(tf.ones([8, 50]), weight))
-            gradient = tape.gradient(loss, weight)
-            weight.assign_sub(0.01 * hvd.allreduce(gradient, name="gradient"))
-            horovodlike.step()
-            steps += 1
-            time.sleep(0.02)
-        print("done", hvd.rank(), hvd.metrics()["steps"] == steps, flush=True)
-        print("threads", [each.name for each in threading.enumerate() if "profile" in each.name], flush=True)
-    """)
-    for amount in (("--steps", "5"), ("--seconds", "1")):
-        ended = client(running, "profile", *amount, "--output", amount[0][2:]).finish(5 * LIMIT_S)
-        assert ended.code == 0, ended.err
-        for rank in (0, 1):
-            about, trace, _ = read(tmp_path / amount[0][2:], rank)
-            assert about["framework"] == "tensorflow"
-            assert sum("MatMul" in event["name"] for event in trace["traceEvents"]) >= 5
-    check_times(tmp_path / "steps", 5)
     stop(running, tmp_path)

@@ -2,70 +2,65 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import ctypes
 import gc
 import json
 import os
-import re
+import platform
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from monitors import LIMIT_S, Reporter, report, running
 
-from horovodlike.launcher.tools.attach import AttachError, _copy, _folder, _read
 from horovodlike.monitor import attach
+from horovodlike.monitor.board import Board
 from horovodlike.monitor.server import Monitor
+
+Answer = Callable[[dict[str, Any]], "dict[str, Any] | None"]
+PROFILE = {"do": "profile", "steps": 2, "ranks": None}
+STACKS = {"do": "stacks", "ranks": None}
+LEFT = "it has left the job, or its connection is lost"
+NOBODY = 65534
 
 
 @pytest.fixture
-def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
-    monkeypatch.setattr(attach, "_JOIN_S", 0.0)
-    with running(is_attachable=True) as started:
+def clock() -> list[float]:
+    """The seconds by which the clock of the monitor is ahead."""
+    return [0.0]
+
+
+@pytest.fixture
+def monitor(clock: list[float]) -> Iterator[Monitor]:
+    with running(Board(monotonic=lambda: time.monotonic() + clock[0]), is_attachable=True) as started:
         yield started
 
 
 class Client:
     """An attached hvdrun."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: Any) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(LIMIT_S)
+        self._socket.settimeout(10 * LIMIT_S)
         self._socket.connect(attach.address_of(os.getpid()))
+        self._socket.sendall(request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n")
         self._lines = self._socket.makefile("rb")
 
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def ask(self, request: Any) -> Client:
-        self.send(json.dumps(request).encode() + b"\n")
-        return self
-
-    def read_line(self) -> bytes:
-        return self._lines.readline()
-
     def read(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.read_line())
+        answer: dict[str, Any] = json.loads(self._lines.readline())
         return answer
 
-    def receive(self, folder: Path | None) -> None:
-        """Take files as hvdrun does."""
-        for message in _read(self._lines):
-            if "done" in message:
-                return
-            if "file" in message:
-                _copy(self._lines, Path(os.devnull) if folder is None else folder / message["file"], message["bytes"])
-            elif folder is not None:
-                (folder / "rank0.json").write_text(json.dumps(message["rank"]))
+    def rest(self) -> list[dict[str, Any]]:
+        """Return all messages up to the end."""
+        return [json.loads(line) for line in self._lines]
 
     def error(self) -> str:
-        while "error" not in (answer := self.read()):
-            assert answer, "no error"
-        return str(answer["error"])
+        return str(self.rest()[-1]["error"])
 
     def close(self) -> None:
         self._lines.close()
@@ -73,14 +68,14 @@ class Client:
 
 
 class Rank(Reporter):
-    """The connection of a rank, which answers requests as a function says."""
+    """The connection of a rank that is at step 100 of 0.1 s each, and answers requests as a function says."""
 
-    def __init__(
-        self, monitor: Monitor, rank: int, size: int, answer: Callable[[dict[str, Any]], dict[str, Any] | bytes | None]
-    ) -> None:
+    def __init__(self, monitor: Monitor, rank: int, size: int, answer: Answer) -> None:
         super().__init__(monitor, rank, size)
         self.requests: list[dict[str, Any]] = []
-        self.send(report(rank, size, 1.0))
+        first = report(rank, size, 1.0)
+        first["counters"] |= {"steps": 100 + rank, "step_seconds": 0.1 * (99 + rank)}
+        self.send(first)
         self._answer = answer
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -89,15 +84,10 @@ class Rank(Reporter):
         with contextlib.suppress(OSError):
             while True:
                 message = json.loads(self.channel.receive(time.monotonic() + 10 * LIMIT_S))
-                if "ask" not in message:
-                    continue
-                request = message["ask"]
-                self.requests.append(request)
-                answer = self._answer(request)
-                if isinstance(answer, dict):
-                    self.send({"answer": {"id": request["id"], **answer}})
-                elif answer is not None:
-                    self.send(answer)
+                if "ask" in message:
+                    self.requests.append(message["ask"])
+                    if (answer := self._answer(message["ask"])) is not None:
+                        self.send({"answer": {"id": message["ask"]["id"], **answer}})
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -106,15 +96,11 @@ class Rank(Reporter):
         self.channel.close()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+def wait_for(condition: Callable[[], bool], seconds: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def wait_for_ranks(monitor: Monitor, count: int) -> None:
-    wait_for(lambda: len(monitor.board.snapshot()["ranks"]) >= count)
 
 
 @pytest.fixture
@@ -122,9 +108,9 @@ def ranks(monitor: Monitor) -> Iterator[Callable[..., list[Rank]]]:
     """`ranks(function, ...)` connects ranks that answer so, and waits until the monitor knows them."""
     made: list[Rank] = []
 
-    def connect(*answers: Callable[[dict[str, Any]], dict[str, Any] | bytes | None]) -> list[Rank]:
+    def connect(*answers: Answer) -> list[Rank]:
         made.extend(Rank(monitor, rank, len(answers), answer) for rank, answer in enumerate(answers))
-        wait_for_ranks(monitor, len(answers))
+        wait_for(lambda: len(monitor.board.snapshot()["ranks"]) == len(answers))
         return made
 
     yield connect
@@ -137,56 +123,63 @@ def client() -> Iterator[Callable[[Any], Client]]:
     clients: list[Client] = []
 
     def connect(request: Any) -> Client:
-        clients.append(Client())
-        return clients[-1].ask(request)
+        clients.append(Client(request))
+        return clients[-1]
 
     yield connect
     for each in clients:
         each.close()
 
 
-def armed(step: int, seconds: float = 0.1, ahead: float = 0.0) -> dict[str, Any]:
-    return {"armed": {"step": step, "seconds": seconds, "time": time.time() + ahead}}
+def recorded(size: int = 4, **more: Any) -> dict[str, Any]:
+    about = {"framework": "torch", "note": "", "first_step": 8, "marks": [1.0, 2.0, 3.0]}
+    return {"recorded": {**about, "sizes": {"trace.json": size, "timeline.json": 0}, **more}}
 
 
-def recorded(trace: int = 4, **more: Any) -> dict[str, Any]:
-    about = {"framework": "torch", "note": "", "first_step": 8, "marks": [1.0, 2.0]}
-    return {"recorded": {**about, "sizes": {"trace.json": trace, "timeline.json": 0}, **more}}
+def records(read: Answer, size: int = 10) -> Answer:
+    """Answer as a rank that has recorded a trace of some bytes."""
+
+    def answer(request: dict[str, Any]) -> dict[str, Any] | None:
+        return read(request) if request["do"] == "read" else recorded(size) if request["do"] == "profile" else None
+
+    return answer
 
 
-def test_ranks_for_which_the_step_is_past_try_again_with_more_time(
+def part(data: bytes) -> dict[str, Any]:
+    return {"part": base64.b64encode(data).decode()}
+
+
+def is_idle(client: Callable[[Any], Client]) -> bool:
+    """Return whether no session is under way."""
+    return "another hvdrun" not in client({"do": "profile", "steps": 0, "ranks": None}).error()
+
+
+def test_all_ranks_record_the_same_steps_and_their_files_are_whole(
     ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
 ) -> None:
-    def answer(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        if request["do"] == "begin":
-            return {"begun": len(asked(first, "begin")) == 3}
-        return armed(100) if request["do"] == "arm" else None
-
-    def asked(rank: Rank, what: str) -> list[dict[str, Any]]:
-        return [each for each in rank.requests if each["do"] == what]
-
-    def in_time(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        return {"begun": True} if request["do"] == "begin" else armed(101) if request["do"] == "arm" else None
-
-    first, second = ranks(answer, in_time)
-    attached = client({"do": "profile", "steps": 5, "ranks": None})
-    said = ""
-    while "will record" not in said:
-        said = attached.read()["say"]
-    assert said == "the ranks will record steps 224 to 228"  # 101 + 12 s / 0.1 s + 2, and one more
-    assert [each["first"] for each in asked(first, "begin")] == [133, 163, 223]
-    assert [each["first"] for each in asked(second, "begin")] == [133, 163, 223]
-    numbers = [each["id"] for each in asked(second, "arm")]
-    assert len(set(numbers)) == 3 and [each["id"] for each in asked(second, "cancel")] == numbers[:2]
+    text = b"0123456789"
+    found = ranks(*[records(lambda request: part(text[request["offset"] :][:4]))] * 3)
+    messages = client(PROFILE).rest()
+    first = 102 + 30 + 2  # three seconds of steps after the last one of the rank that is ahead
+    assert messages[0] == {"say": f"the ranks will record steps {first + 1} to {first + 2}"}
+    assert messages[-1] == {"done": True}
+    for number, rank in enumerate(found):
+        wait_for(lambda rank=rank: rank.requests[-1]["do"] == "cancel")  # type: ignore[misc]
+        asked, *read, _ = rank.requests
+        assert (asked["first"], asked["steps"], [each["offset"] for each in read]) == (first, 2, [0, 4, 8])
+        parts = [each["part"] for each in messages if each.get("file") == f"rank{number}.trace.json"]
+        assert b"".join(map(base64.b64decode, parts)) == text
+    about = [each["rank"] for each in messages if "rank" in each]
+    assert [each["rank"] for each in about] == [0, 1, 2]
+    assert about[1] == {
+        **{"rank": 1, "size": 3, "host": "node-1", "pid": 101, "framework": "torch", "note": ""},
+        **{"first_step": 8, "steps": 2, "marks": [1.0, 2.0, 3.0]},
+    }
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        {"armed": {"step": "x", "seconds": 1, "time": 1}},
-        {"armed": {"step": 1, "seconds": -1, "time": 1}},
-        {"armed": {"step": 1, "seconds": 1}},
-        b"a part that was not asked for",
         {"nothing": 1},
         {"failed": 7},
         {"recorded": {}},
@@ -195,215 +188,93 @@ def test_ranks_for_which_the_step_is_past_try_again_with_more_time(
         recorded(marks=["x"]),
         recorded(first_step="x"),
         recorded(note=None),
+        part(b""),
+        part(b"x" * (1 << 19)),
+        {"part": "no base64"},
     ],
 )
 def test_answers_that_make_no_sense_end_the_connection_and_the_session(
-    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], answer: dict[str, Any] | bytes
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], answer: dict[str, Any]
 ) -> None:
-    def send(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        made = answer if isinstance(answer, dict) else b"\0" + request["id"].to_bytes(8, "big") + answer
-        return made if request["do"] == "arm" else None
-
-    ranks(send)
-    attached = client({"do": "profile", "steps": 5, "ranks": None})
-    assert attached.error() == "rank 0: it has left the job, or its connection is lost"
-    assert client({"do": "stacks", "ranks": None}).error().startswith("no rank reports to the monitor yet")
+    ranks(lambda request: answer)
+    assert client(PROFILE).error() == f"rank 0: {LEFT}"
 
 
-def has_recorded(
-    found: list[Rank], fetch: Callable[[dict[str, Any]], dict[str, Any] | bytes | None], **more: Any
-) -> Callable[[dict[str, Any]], dict[str, Any] | bytes | None]:
-    """Return the answers of the first rank of `found` to the requests for a profile of one step after step 100."""
-
-    def answer(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        number = request["id"]
-        if request["do"] == "begin":
-            found[0].send({"answer": {"id": number, "begun": True}})
-            return recorded(first_step=request["first"] + 1, **more)
-        if request["do"] == "fetch":
-            part = fetch(request)
-            return b"\0" + number.to_bytes(8, "big") + part if isinstance(part, bytes) else part
-        return armed(100) if request["do"] == "arm" else None
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [
-        (b"", "rank 0 has sent something else than the next part of trace.json"),
-        (b"x" * 5, "rank 0 has sent something else than the next part of trace.json"),
-        (b"x" * (1 << 19), "rank 0: it has left the job, or its connection is lost"),
-    ],
-)
-def test_parts_of_files_are_as_long_as_they_should_be(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], part: bytes, text: str
+def test_a_rank_that_fails_or_leaves_fails_the_session(
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
 ) -> None:
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, lambda request: part))
-    assert client({"do": "profile", "steps": 1, "ranks": None}).error() == text
-
-
-def test_an_error_amid_a_file_reaches_the_client(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], tmp_path: Path
-) -> None:
-    def fetch(request: dict[str, Any]) -> dict[str, Any] | bytes | None:
-        return {"failed": "the disk is broken"} if request["offset"] else b"12345"
-
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, fetch, trace=9))
-    attached = client({"do": "profile", "steps": 1, "ranks": None})
-    with pytest.raises(AttachError, match="^rank 0: the disk is broken$"):
-        attached.receive(tmp_path)
-    assert (tmp_path / "rank0.trace.json").read_bytes() == b"12345"
-
-
-def test_a_file_in_parts_is_whole(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], tmp_path: Path
-) -> None:
-    text = b"0123456789"
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, lambda request: text[request["offset"] :][:4], trace=len(text)))
-    client({"do": "profile", "steps": 1, "ranks": None}).receive(tmp_path)
-    assert (tmp_path / "rank0.trace.json").read_bytes() == text
-    assert [each["offset"] for each in found[0].requests if each["do"] == "fetch"] == [0, 4, 8]
-    assert json.loads((tmp_path / "rank0.json").read_text())["steps"] == 1
-
-
-@pytest.mark.parametrize("marks", [[1.0], [1.0, 2.0, 3.0]])
-def test_ranks_that_record_other_steps_fail_the_session(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], marks: list[float]
-) -> None:
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, lambda request: None, marks=marks))
-    error = client({"do": "profile", "steps": 1, "ranks": None}).error()
-    assert error == "rank 0 has recorded other steps than it was told: mark each step once"
-
-
-def test_the_first_steps_of_all_ranks_are_compared() -> None:
-    same = {"first_step": 8, "marks": [1.0, 2.0]}
-    attach.check_steps({0: same, 3: same}, 7, 1)
-    with pytest.raises(Exception, match="rank 3 has recorded other steps"):
-        attach.check_steps({0: same, 3: {**same, "first_step": 9}}, 7, 1)
-
-
-@pytest.mark.parametrize("ahead", [-100.5, 100.5])
-def test_clocks_that_differ_do_not_record_the_same_seconds(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], ahead: float
-) -> None:
-    ranks(
-        lambda request: armed(1) if request["do"] == "arm" else None,
-        lambda request: armed(1, ahead=ahead) if request["do"] == "arm" else None,
+    answers: list[dict[str, Any] | None] = [{"failed": "the disk is broken"}, None]
+    found = ranks(
+        records(lambda request: part(b"x" * 5) if not request["offset"] else answers.pop(0)),
+        lambda request: recorded() if request["do"] == "profile" else None,
     )
-    error = client({"do": "profile", "seconds": 1, "ranks": None}).error()
-    assert re.fullmatch(
-        r"rank 1: its clock differs by [+-]100\.\d s from that of this host: set the clocks, or profile with --steps",
-        error,
-    )
+    assert client(PROFILE).error() == "rank 0: the disk is broken"
+    attached = client(PROFILE)
+    while "file" not in attached.read():
+        pass
+    wait_for(lambda: not answers)
+    found[0].close()
+    assert attached.error() == f"rank 0: {LEFT}"
+    wait_for(lambda: found[1].requests[-1]["do"] == "cancel")
 
 
-def test_a_rank_that_drops_a_request_fails_the_session(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_does_not_report_any_more_is_named(
+    clock: list[float], ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
 ) -> None:
-    monkeypatch.setattr(attach, "_ANSWER_S", 0.0)
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, lambda request: None))
-    error = client({"do": "profile", "steps": 1, "ranks": None}).error()
-    assert error == "rank 0: no answer within 0 s, although it reports"
+    ranks(lambda request: recorded(), lambda request: None)
+    attached = client(PROFILE)
+    attached.read()
+    clock[0] = 31.0
+    assert attached.error() == "rank 1: silent for 30 s: its process is stopped, or holds the GIL"
 
 
+@pytest.mark.slow
 def test_a_client_that_is_stopped_does_not_hold_the_session(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
 ) -> None:
-    monkeypatch.setattr(attach, "_CLIENT_S", 0.1)
-    found: list[Rank] = []
-    size = 64 << 20
-    found += ranks(has_recorded(found, lambda request: b"x" * (1 << 18), trace=size))
-    stopped = client({"do": "profile", "steps": 1, "ranks": None})  # it reads nothing
-    wait_for(lambda: any(each["do"] == "cancel" for each in found[0].requests))
-    assert sum(each["do"] == "fetch" for each in found[0].requests) < size >> 19
-    wait_for(lambda: "another" not in client({"do": "profile", "steps": 0, "ranks": None}).error())
-    with pytest.raises(AttachError, match="this client has not read for 0 s: was it stopped"):
-        stopped.receive(None)
+    found = ranks(records(lambda request: part(b"x" * (1 << 18)), size=1 << 27))
+    stopped = client(PROFILE)  # it reads nothing
+    wait_for(lambda: "cancel" in (each["do"] for each in found[0].requests), 30 + LIMIT_S)
+    assert len(found[0].requests) < 100  # it has read little of the file
+    wait_for(lambda: is_idle(client))
+    assert stopped.error() == "this client has not read for 30 s: was it stopped?"
 
 
-def test_clients_that_break_off_are_not_reported(
+def test_the_next_client_can_begin_when_one_has_gone(
     ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log of asyncio goes to the standard error of hvdrun."""
-    found: list[Rank] = []
-    found += ranks(has_recorded(found, lambda request: b"x" * 1000, trace=1 << 27))
-    nested = Client()
-    nested.send(b"[" * 200_000 + b"\n")
-    assert nested.read_line() == b""
-    nested.close()
-    broken = client({"do": "profile", "steps": 1, "ranks": None})
-    wait_for(lambda: sum(each["do"] == "fetch" for each in found[0].requests) > 3)
-    broken.close()  # with data that it has not read
-    wait_for(lambda: any(each["do"] == "cancel" for each in found[0].requests))
-    wait_for(lambda: "another" not in client({"do": "profile", "steps": 0, "ranks": None}).error())
+    [rank] = ranks(records(lambda request: part(b"x" * 1000), size=1 << 27))
+    first = client(PROFILE)
+    wait_for(lambda: len(rank.requests) > 3)
+    assert client(STACKS).error() == "another hvdrun is attached to this job: try again when it has ended"
+    first.close()  # with data that it has not read
+    wait_for(lambda: rank.requests[-1]["do"] == "cancel")
+    wait_for(lambda: is_idle(client))
     gc.collect()
     assert not [each.getMessage() for each in caplog.records if each.name == "asyncio"]
 
 
-def test_the_end_of_a_connection_is_told_however_many_answers_wait() -> None:
-    class Ended:
-        pass
-
-    connection: Any = Ended()
-    unused: Any = None
-    session = attach._Session(1, {0: connection}, unused, unused)
-    with pytest.raises(ValueError, match="too many answers"):
-        for _ in range(100):
-            session.take(connection, {"id": 1, "begun": True})
-    session.take(connection, None)
-
-
-def test_the_folder_follows_the_umask_and_may_be_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    current = tmp_path / "current"
-    current.mkdir()
-    monkeypatch.chdir(current)
-    before = os.umask(0o077)
-    try:
-        with _folder(Path()) as folder:
-            (folder / "file").touch()
-    finally:
-        os.umask(before)
-    assert (current / "file").exists() and current.stat().st_mode & 0o777 == 0o700
-    assert [each.name for each in tmp_path.iterdir()] == ["current"]
-
-
-def test_stacks_of_a_job_that_breaks(
-    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attach, "_STACKS_S", 0.5)
-    monkeypatch.setattr(monitor.board, "age", lambda rank: 100.0)
-    found: list[Rank] = []
-    found += ranks(
+@pytest.mark.slow
+def test_stacks_of_a_job_that_breaks(ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]) -> None:
+    found = ranks(
         lambda request: {"stacks": "in load"},
         lambda request: {"failed": "no memory"},
         lambda request: None,
-        lambda request: {"nothing": 1},
         lambda request: None,
     )
-    found[4].close()
-    texts: list[str] = []
-
-    def ask() -> bool:
-        texts[:] = [text for _, text in client({"do": "stacks", "ranks": None}).read()["stacks"]]
-        return texts[3] == texts[4] == "    it does not report to the monitor"
-
-    wait_for(ask)
-    assert texts[:3] == ["in load", "    no memory", "    it has not answered within 0 s"]
+    found[3].close()
+    reasons = ["no memory", "it has not answered within 5 s", "it does not report to the monitor"]
+    expected = [[0, "in load"], *([rank, f"    {reason}"] for rank, reason in enumerate(reasons, 1))]
+    assert client(STACKS).read() == {"stacks": expected}
 
 
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        ({"do": "profile", "steps": 0, "ranks": None}, "give --steps, from 1 to 1000"),
+        ({"do": "profile", "steps": 0, "ranks": None}, "give --steps, from 1 to 1000, or --seconds, up to 300"),
         ({"do": "profile", "steps": True, "ranks": None}, "give --steps, from 1 to 1000"),
+        ({"do": "profile", "seconds": 301, "ranks": None}, "give --steps, from 1 to 1000"),
         ({"do": "profile", "steps": 1, "ranks": [5]}, "--ranks: the job has no rank 5: it has ranks 0 to 0"),
         ({"do": "profile", "steps": 1, "ranks": ["x"]}, "the monitor has failed: ValueError"),
         ([], "the monitor has failed: AttributeError"),
@@ -413,46 +284,37 @@ def test_requests_that_make_no_sense(
     ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], request_: Any, text: str
 ) -> None:
     ranks(lambda request: {"stacks": "in load"})
+    assert client(b"[" * 200_000 + b"\n").rest() == []
     assert client(request_).error().startswith(text)
-    assert client({"do": "stacks", "ranks": None}).read() == {"stacks": [[0, "in load"]]}
+    assert client(STACKS).read() == {"stacks": [[0, "in load"]]}
 
 
-def test_the_next_client_can_begin_when_one_has_gone(
-    ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
+def test_the_end_of_the_monitor_is_told(
+    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client]
 ) -> None:
-    [rank] = ranks(lambda request: {"stacks": "in load"} if request["do"] == "stacks" else None)
-    first = client({"do": "profile", "steps": 5, "ranks": None})
-    assert "preparing" in first.read()["say"]
-    assert "another hvdrun is attached" in client({"do": "stacks", "ranks": None}).error()
-    first.close()
-    while "error" in (answer := client({"do": "stacks", "ranks": None}).read()):
-        assert "another" in answer["error"]  # until the end of the connection is seen
-    assert answer == {"stacks": [[0, "in load"]]}
-    assert [each["do"] for each in rank.requests][:3] == ["arm", "cancel", "stacks"]
+    ranks(lambda request: None)
+    attached = client(PROFILE)
+    attached.read()
+    monitor.close()
+    assert attached.error() == "the job has ended"
 
 
-def test_the_end_of_the_monitor_is_told(client: Callable[[Any], Client]) -> None:
-    with running(is_attachable=True) as monitor:
-        rank = Rank(monitor, 0, 1, lambda request: None)
-        wait_for_ranks(monitor, 1)
-        attached = client({"do": "profile", "steps": 5, "ranks": None})
-        attached.read()
-        monitor.close()
-        assert attached.error() == "the job has ended"
-        rank.close()
+def test_a_stranger_gets_nothing(ranks: Callable[..., list[Rank]]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("to be another user needs root")
+    [rank] = ranks(lambda request: {"stacks": "in load"})
+    answers: list[bytes] = []
 
+    def ask() -> None:
+        number = {"x86_64": 117, "aarch64": 147}[platform.machine()]
+        assert ctypes.CDLL(None).syscall(number, -1, NOBODY, -1) == 0  # setresuid() of this thread only
+        with socket.socket(socket.AF_UNIX) as connected, contextlib.suppress(ConnectionError):
+            connected.connect(attach.address_of(os.getpid()))
+            connected.sendall(json.dumps(STACKS).encode() + b"\n")
+            while data := connected.recv(100):
+                answers.append(data)
 
-def test_a_rank_that_does_not_report_any_more_is_named(
-    monitor: Monitor, ranks: Callable[..., list[Rank]], client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks(lambda request: armed(1), lambda request: None)
-    monkeypatch.setattr(monitor.board, "age", lambda rank: 31.0 * rank)
-    error = client({"do": "profile", "steps": 5, "ranks": None}).error()
-    assert error == "rank 1: silent for 30 s: its process is stopped, or holds the GIL"
-
-
-def test_only_the_same_user_is_answered(client: Callable[[Any], Client], monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(is_attachable=True):
-        monkeypatch.setattr(attach, "user_of", lambda connected: os.geteuid() + 1)
-        with pytest.raises((json.JSONDecodeError, ConnectionError)):  # it gets nothing
-            client({"do": "stacks", "ranks": None}).read()
+    stranger = threading.Thread(target=ask)
+    stranger.start()
+    stranger.join()
+    assert (answers, rank.requests) == ([], [])

@@ -1,394 +1,329 @@
-"""The part of `hvdrun --attach` in a rank, with a profiler of the test: requests, and the hook in the steps."""
+"""The part of `hvdrun --attach` in a rank: its requests, the hook in the steps, and the profilers."""
 
 from __future__ import annotations
 
-import gc
+import base64
+import contextlib
 import json
-import os
 import random
 import sys
+import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.ranks import RankPool
 
-from horovodlike._engine import profile, profilers, steps
+LIMIT_S = 60.0
 
 
-class Fake:
-    """A profiler that writes down what it does, and in which thread."""
-
-    framework, note, is_bound = "fake", "", True
+class Torch(ModuleType):
+    """PyTorch with a profiler of which there is one, which must be stopped by the thread that has started it."""
 
     def __init__(self) -> None:
+        super().__init__("torch")
+        self.is_on = False
+        self.text = '{"traceEvents": [{"cat": "x"}], "baseTimeNanoseconds": 5000}'
         self.calls: list[tuple[str, int]] = []
-        self.is_running = False
+        self.errors: dict[tuple[str, int], BaseException] = {}  # raised by a call, of which this is the number
+        state = SimpleNamespace(_is_profiler_enabled=False)
+        self.autograd = SimpleNamespace(profiler=state, _profiler_enabled=lambda: self.is_on)
+        self.profiler = SimpleNamespace(profile=type("profile", (), {"__new__": lambda cls: self}))
 
     def _call(self, name: str) -> None:
         self.calls.append((name, threading.get_ident()))
+        error = self.errors.pop((name, self.names.count(name)), None)
+        if error is not None:
+            raise error
 
-    def warm_up(self) -> None:
-        self._call("warm_up")
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
+        assert not self.is_on
+        self.is_on = True
         self._call("start")
-        self.is_running = True
 
-    def stop(self, *, save: bool) -> None:
-        if self.is_running:
-            self._call("stop" if save else "discard")
-        self.is_running = False
+    def __exit__(self, *exception: object) -> None:
+        self._call("stop")
+        self.is_on = False
 
-    def export(self, path: Any) -> None:
-        path.write_text("{}")
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fake]:
-    made = Fake()
-    engine = SimpleNamespace(
-        hvl_start_profile_timeline=lambda path: Path(os.fsdecode(path)).touch(),
-        hvl_stop_profile_timeline=lambda: None,
-    )
-    monkeypatch.setattr(profilers, "choose", lambda folder, all_threads: made)
-    monkeypatch.setattr(profile, "lib", engine)
-    monkeypatch.setattr(profile, "ops", SimpleNamespace(check=lambda status: None))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    steps.reset()
-    yield made
-    steps.reset()
-    assert steps.hook is None
-    assert list(tmp_path.iterdir()) == []
+    def export_chrome_trace(self, path: str) -> None:
+        self._call("export")
+        Path(path).write_text(self.text)
 
 
-def answers(attachment: profile.Attachment) -> list[dict[str, Any]]:
-    return [json.loads(each)["answer"] for each in attachment.answers()]
+class Rank:
+    """An `Attachment`, a profiler of the test, and the steps of this thread."""
+
+    def __init__(self, torch: Torch) -> None:
+        from horovodlike._engine import steps
+        from horovodlike._engine.profile import Attachment
+
+        self.torch = torch
+        self.steps = steps
+        self.attachment = Attachment()
+
+    def ask(self, number: int, what: str, **more: Any) -> Rank:
+        self.attachment.take({"id": number, "do": what, **more})
+        return self
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the next answer."""
+        deadline = time.monotonic() + LIMIT_S
+        while (found := next(self.attachment.answers(), None)) is None:
+            assert time.monotonic() < deadline, "no answer"
+            time.sleep(0.001)
+        return found
+
+    def arm(self, number: int, amount: int, after: int = 1) -> int:
+        """Arm a profile that begins some steps later; return the number of the last step."""
+        last = self.steps.counted()[0]
+        self.ask(number, "profile", first=last + after, steps=amount)
+        self.await_hook()
+        return last
+
+    def await_hook(self) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while self.steps.hook is None:
+            assert time.monotonic() < deadline, "not armed"
+            time.sleep(0.001)
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.steps.mark()
 
 
-def arm(attachment: profile.Attachment, number: int, count: int) -> None:
-    """Arm a profile, and begin to record in the next step."""
-    attachment.take({"id": number, "do": "arm", "steps": count})
-    assert answers(attachment) == []
-    step = warm_up(attachment)["step"]
-    attachment.take({"id": number, "do": "begin", "first": step + 1})
-    assert answers(attachment) == [{"id": number, "begun": True}]
+@contextlib.contextmanager
+def attached(has_torch: bool = True) -> Iterator[Rank]:
+    """Have a profiler of the test, or none; check that nothing is left, neither a hook, nor a thread, nor a file."""
+    before = sys.modules.pop("torch", None)
+    torch = Torch()
+    if has_torch:
+        sys.modules["torch"] = torch
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            rank = Rank(torch)
+            rank.step(2)
+            yield rank
+            rank.attachment.close()
+            assert rank.steps.hook is None and not rank.torch.is_on
+            assert not [each.name for each in threading.enumerate() if each.name == "horovodlike-profile"]
+            assert list(Path(folder).iterdir()) == []
+        finally:
+            tempfile.tempdir = None
+            sys.modules.pop("torch", None)
+            if before is not None:
+                sys.modules["torch"] = before
 
 
-def warm_up(attachment: profile.Attachment) -> dict[str, Any]:
-    """Mark steps until a profile is armed."""
-    for _ in range(9):  # the first of all steps has no time
-        assert steps.hook is not None
-        steps.mark()
-        for answer in answers(attachment):
-            armed_: dict[str, Any] = answer["armed"]
-            return armed_
-    raise AssertionError("it is not armed")
-
-
-def names(fake: Fake) -> list[str]:
-    return [name for name, _ in fake.calls]
-
-
-def in_thread(function: Callable[[], None]) -> None:
+def in_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
 
 
-def test_the_steps_are_recorded(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 2)
-    count, _, _ = steps.counted()
-    steps.mark()
-    steps.mark()
-    assert names(fake) == ["warm_up", "start"]
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "stop"]
-    assert steps.hook is None
-    [answer] = answers(attachment)
-    assert answer["recorded"]["first_step"] == count + 2 and len(answer["recorded"]["marks"]) == 3
-    attachment.cancel()
+@pytest.fixture
+def run(ranks: Callable[[int], RankPool]) -> Callable[[Callable[[], None]], None]:
+    return lambda function: ranks(1).run(function) and None
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_steps_that_several_threads_mark_are_refused(fake: Fake, before: int) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 5)
-    for _ in range(before):
-        steps.mark()
-    in_thread(steps.mark)
-    steps.mark()
-    [answer] = answers(attachment)
-    assert answer["failed"].startswith("RuntimeError: several threads mark its steps: call horovodlike.step() once")
-    assert names(fake) == ["warm_up", *(["start", "discard"] if before else [])]
-    assert steps.hook is None
+def _record() -> None:
+    with attached() as rank:
+        last = rank.arm(1, 2)
+        rank.step(3)
+        answer = rank.answer()
+        recorded = answer["recorded"]
+        assert (answer["id"], recorded["framework"], recorded["first_step"]) == (1, "torch", last + 2)
+        assert len(recorded["marks"]) == 3 and recorded["marks"] == sorted(recorded["marks"])
+        assert rank.torch.calls[:4] == [(name, threading.get_ident()) for name in ("start", "stop") * 2]
+        text = base64.b64decode(rank.ask(2, "read", file="trace.json", offset=0).answer()["part"])
+        assert json.loads(text) == {"epoch_us": 5, **json.loads(rank.torch.text)}
+        assert len(text) == recorded["sizes"]["trace.json"]
+        assert base64.b64decode(rank.ask(3, "read", file="trace.json", offset=5).answer()["part"]) == text[5:]
+        assert "there is no file" in rank.ask(4, "read", file="../x", offset=0).answer()["failed"]
+        rank.ask(5, "cancel").ask(6, "read", file="trace.json", offset=0)
+        assert "its profile has been cancelled" in rank.answer()["failed"]
 
 
-def test_the_time_of_a_step_is_the_mean_of_some(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two optimizers mark one step each in turn."""
-    now = [100.0]
-    monkeypatch.setattr(steps, "perf_counter", lambda: now[0])
-    attachment = profile.Attachment()
-    attachment.take({"id": 1, "do": "arm", "steps": 5})
-    assert answers(attachment) == []
-    for seconds in (0.0, *(0.005, 0.2) * 4):
-        assert answers(attachment) == []
-        now[0] += seconds
-        steps.mark()
-    [answer] = answers(attachment)
-    assert answer["armed"]["seconds"] == pytest.approx(0.1025)
-    attachment.take({"id": 2, "do": "arm", "steps": 5})
-    assert answers(attachment) == []
-    now[0] += 20.0  # one of slow steps is enough
-    steps.mark()
-    [answer] = answers(attachment)
-    assert answer["armed"]["seconds"] == pytest.approx(20.0)
-    attachment.cancel()
+def test_the_thread_that_marks_the_steps_records_them(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_record)
 
 
-def test_a_time_without_steps_has_the_begin_and_the_end_of_the_recording(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    attachment.take({"id": 1, "do": "arm", "seconds": 0.001})
-    assert "armed" in answers(attachment)[0]
-    before = time.time()
-    attachment.take({"id": 1, "do": "begin", "first": before + 0.001})
-    found = answers(attachment)
-    while not any("recorded" in each for each in found):
-        assert time.time() < before + 60
-        found += answers(attachment)
-    recorded = found[-1]["recorded"]
-    begun, ended = recorded["marks"]
-    assert recorded["first_step"] is None and before < begun <= ended <= time.time()
-    attachment.cancel()
+def _record_seconds() -> None:
+    with attached(has_torch=False) as rank:
+        before = time.time()
+        recorded = rank.ask(1, "profile", ahead=0.01, seconds=0.01).answer()["recorded"]
+        assert (recorded["framework"], recorded["first_step"]) == ("stacks", None)
+        began, ended = recorded["marks"]
+        assert before < began < ended < time.time()
+        rank.ask(2, "profile", ahead=0.0, seconds=1000).await_hook()  # ended by shutdown()
 
 
-def test_a_begin_that_is_past_is_not_taken(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    attachment.take({"id": 1, "do": "arm", "steps": 1})
-    assert answers(attachment) == []
-    step = warm_up(attachment)["step"]
-    steps.mark()
-    attachment.take({"id": 1, "do": "begin", "first": step})
-    assert answers(attachment) == [{"id": 1, "begun": False}]
-    attachment.take({"id": 7, "do": "begin", "first": 100})  # of another session
-    attachment.take({"id": 7, "do": "cancel"})
-    assert answers(attachment) == []
-    attachment.cancel()
-    assert names(fake) == ["warm_up"]
+def test_some_seconds_are_recorded_without_steps(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_record_seconds)
 
 
-def test_a_profile_waits_for_the_end_of_the_one_before(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-    attachment.take({"id": 2, "do": "arm", "steps": 1})
-    assert answers(attachment) == []  # this thread has not marked a step, so the first profiler runs
-    assert names(fake) == ["warm_up", "start"]
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "discard"]
-    assert answers(attachment) == []
-    warm_up(attachment)
-    attachment.cancel()
+def _fail() -> None:
+    with attached() as rank:
+        rank.ask(1, "profile", first=1, steps=5).await_hook()
+        rank.step(1)
+        assert "step 2 has begun before the request came: try again" in rank.answer()["failed"]
+        rank.arm(2, 5)
+        rank.step(3)
+        in_thread(rank.steps.mark)
+        rank.step(1)
+        assert "several threads mark its steps: call horovodlike.step() once" in rank.answer()["failed"]
+        for call in (("start", 1), ("start", 2), ("stop", 1), ("stop", 2), ("export", 1)):  # the first ones warm up
+            rank.torch.calls.clear()
+            rank.torch.errors[call] = ArithmeticError("broken")
+            rank.arm(3, 1)
+            rank.step(3)
+            assert rank.answer() == {"id": 3, "failed": "ArithmeticError: broken"}
+            assert not rank.torch.is_on
+        rank.torch.text = '{"traceEvents": []}'
+        rank.arm(4, 1)
+        rank.step(2)
+        assert "PyTorch's profiler has recorded nothing" in rank.answer()["failed"]
+        rank.torch.is_on = True  # the script has started its own one
+        rank.arm(5, 1)
+        rank.step(1)
+        assert "another profiler is running in this process, so the script" in rank.answer()["failed"]
+        assert rank.torch.is_on
+        rank.torch.is_on = False
 
 
-def test_many_clients_while_a_profile_cannot_end(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-    for number in range(2, 2 + sys.getrecursionlimit()):
-        attachment.take({"id": number, "do": "arm", "seconds": 1})
-        assert answers(attachment) == []
-    attachment.cancel()
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "discard"]
+def test_what_goes_wrong_is_answered_and_does_not_reach_the_training(
+    run: Callable[[Callable[[], None]], None],
+) -> None:
+    run(_fail)
 
 
-def test_a_profile_does_not_wait_for_ever(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(profile, "monotonic", lambda: now[0])
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-    for number, amount, remedy in (
-        (2, "steps", "call horovodlike.step() once in each step"),
-        (3, "seconds", "its former profile ends at the next one"),
-    ):  # the first one would be ended by the next step, which does not come
-        attachment.take({"id": number, "do": "arm", amount: 1})
-        assert answers(attachment) == []
-        now[0] += 11.0
-        [answer] = answers(attachment)
-        assert answer["failed"].startswith(f"TimeoutError: it has marked no step within 10 s: {remedy}")
-        assert answers(attachment) == []
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "discard"]
+def _interrupt() -> None:
+    with attached() as rank:
+        rank.torch.errors["start", 2] = KeyboardInterrupt()
+        rank.arm(1, 1)
+        with pytest.raises(KeyboardInterrupt):
+            rank.step(1)
+        assert rank.answer()["failed"] == "RuntimeError: a signal has interrupted the profiler"
 
 
-@pytest.mark.parametrize("is_recording", [False, True])
-def test_steps_that_end_after_the_begin(fake: Fake, monkeypatch: pytest.MonkeyPatch, is_recording: bool) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(profile, "monotonic", lambda: now[0])
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    if is_recording:
-        steps.mark()
-    now[0] += 59.0  # a validation
-    assert answers(attachment) == []
-    now[0] += 2.0
-    [answer] = answers(attachment)
-    assert answer["failed"].startswith(
-        "TimeoutError: it has marked no step within 60 s: call horovodlike.step() once in each step"
-    )
-    if is_recording:
-        steps.mark()
-    assert names(fake) == ["warm_up", *(["start", "discard"] if is_recording else [])]
-    assert steps.hook is None
+def test_a_signal_in_the_profiler_reaches_the_thread(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_interrupt)
 
 
-def test_shutdown_stops_the_profiler_that_its_thread_has_started(fake: Fake) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-    in_thread(attachment.cancel)
-    assert names(fake) == ["warm_up", "start"]
-    attachment.close()
-    assert names(fake) == ["warm_up", "start", "discard"]
+def _replace() -> None:
+    with attached() as rank:
+        rank.arm(1, 100)
+        rank.step(1)
+        rank.ask(1, "cancel")
+        assert rank.torch.is_on  # this thread has to stop it
+        last = rank.steps.counted()[0]
+        rank.ask(2, "profile", first=last + 2, steps=1)
+        rank.step(1)
+        assert not rank.torch.is_on
+        rank.await_hook()
+        rank.step(2)
+        assert (cancelled := rank.answer())["id"] == 1 and "cancelled" in cancelled["failed"]  # the monitor ignores it
+        assert rank.answer()["recorded"]["first_step"] == last + 3
+        assert rank.torch.names[:6] == ["start", "stop"] * 3
 
 
-def test_shutdown_by_a_thread_that_does_not_train(fake: Fake, tmp_path: Path) -> None:
-    """The next generation waits until the profiler has been stopped."""
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-    in_thread(attachment.close)
-    assert list(tmp_path.iterdir()) == []
-    steps.reset()
-    following = profile.Attachment()
-    following.take({"id": 1, "do": "arm", "steps": 1})
-    assert answers(following) == []
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "discard"]
-    assert answers(following) == []
-    warm_up(following)
-    following.close()
+def test_a_profile_waits_for_the_end_of_the_one_before(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_replace)
 
 
-def test_a_signal_in_the_profiler_reaches_the_thread(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    start = fake.start
-
-    def interrupted() -> None:
-        start()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fake, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        steps.mark()
-    assert answers(attachment) == [{"id": 1, "failed": "a signal has interrupted the profiler"}]
-    assert names(fake) == ["warm_up", "start", "discard"]
-    steps.mark()
+def _shut_down() -> None:
+    with attached() as rank:
+        rank.arm(1, 100)
+        rank.step(1)
+        in_thread(rank.attachment.close)  # by a thread that does not train
+        assert rank.torch.is_on
+        rank.step(1)
+        assert not rank.torch.is_on
+        rank.arm(2, 100)
+        rank.step(1)
+        assert rank.torch.is_on
+        rank.attachment.close()
+        assert not rank.torch.is_on
 
 
-def test_a_signal_handler_may_shut_down_while_the_state_changes(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    steps.mark()
-
-    def handler() -> float:
-        attachment.close()
-        return 0.0
-
-    monkeypatch.setattr(profile, "monotonic", handler)  # called under the lock
-    steps.mark()
-    assert names(fake) == ["warm_up", "start", "discard"]
-    assert steps.hook is None
+def test_shutdown_ends_a_profile(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_shut_down)
 
 
-class Mute(Exception):
-    """An error of a framework that cannot even be shown."""
-
-    def __str__(self) -> str:
-        raise ArithmeticError
-
-
-def test_nothing_of_a_profiler_reaches_the_training(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise Mute
-
-    attachment = profile.Attachment()
-    arm(attachment, 1, 100)
-    monkeypatch.setattr(fake, "start", broken)
-    steps.mark()
-    assert answers(attachment) == [{"id": 1, "failed": "Mute: it has no text"}]
-
-
-@pytest.mark.parametrize("ends", ["cancelled", "failed"])
-def test_what_was_recorded_is_dropped(fake: Fake, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    made: list[weakref.ref[Fake]] = []
-
-    def choose(folder: Path, all_threads: bool) -> Fake:
-        chosen = Fake()
-        made.append(weakref.ref(chosen))
-        return chosen
-
-    monkeypatch.setattr(profilers, "choose", choose)
-    attachment = profile.Attachment()
-    arm(attachment, 1, 1)
-    steps.mark()
-    if ends == "failed":
-        in_thread(steps.mark)
-    steps.mark()
-    [answer] = answers(attachment)
-    assert answer.keys() == {"id", "recorded" if ends == "cancelled" else "failed"}
-    if ends == "cancelled":
-        attachment.take({"id": 1, "do": "cancel"})
-    gc.collect()
-    assert [each() for each in made] == [None]
-
-
-def test_threads_that_arm_cancel_and_mark_as_they_like(fake: Fake) -> None:
-    """The profiler is started and stopped in turn, by the thread that marks."""
+def _disturb() -> None:
+    """Arm and cancel as it comes, while another thread marks steps."""
     ends = threading.Event()
 
     def train() -> None:
         while not ends.is_set():
-            steps.mark()
+            rank.step(1)
             time.sleep(0)  # the other thread may run
-        attachment.close()
+        rank.attachment.close()
 
-    attachment = profile.Attachment()
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    choices = random.Random(1)
-    while names(fake).count("start") < 50:
-        number = choices.randrange(10**6)
-        attachment.take({"id": number, "do": "arm", "steps": choices.randrange(1, 100)})
-        for _ in range(choices.randrange(200)):
-            time.sleep(0)
-            for answer in answers(attachment):
-                if "armed" in answer:
-                    first = answer["armed"]["step"] + choices.randrange(20)
-                    attachment.take({"id": number, "do": "begin", "first": first})
-        if choices.random() < 0.5:
-            attachment.take({"id": number, "do": "cancel"})
-    attachment.cancel()
-    ends.set()
-    trainer.join()
-    running = [name for name in names(fake) if name != "warm_up"]
-    assert ["stop" if name == "discard" else name for name in running] == ["start", "stop"] * (len(running) // 2)
-    assert {thread for _, thread in fake.calls} == {trainer.ident}
+    with attached() as rank:
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        choices = random.Random(1)
+        deadline = time.monotonic() + LIMIT_S
+        while rank.torch.names.count("start") < 100 and time.monotonic() < deadline:
+            first = rank.steps.counted()[0] + choices.randrange(100)
+            rank.ask(1, "profile", first=first, steps=choices.randrange(1, 50))
+            for _ in range(choices.randrange(200)):
+                time.sleep(0)
+            if choices.random() < 0.5:
+                rank.ask(1, "cancel")
+        ends.set()
+        trainer.join()
+        running = [name for name in rank.torch.names if name != "export"]
+        assert len(running) >= 200
+        assert running == ["start", "stop"] * (len(running) // 2)
+        assert {thread for name, thread in rank.torch.calls if name != "export"} == {trainer.ident}
 
 
-def test_a_profile_that_is_too_large(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profilers, "MOST_BYTES", 1)
-    attachment = profile.Attachment()
-    arm(attachment, 1, 1)
-    steps.mark()
-    steps.mark()
-    assert answers(attachment) == [{"id": 1, "failed": "ValueError: its profile is larger than 0 MiB: record less"}]
-    attachment.cancel()
+def test_a_profile_that_is_cancelled_at_any_time(run: Callable[[Callable[[], None]], None]) -> None:
+    run(_disturb)
+
+
+def test_a_trace_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from horovodlike._engine import profilers
+
+    def export(path: str) -> None:
+        with Path(path).open("wb") as file:
+            file.truncate(profilers.MOST_BYTES + 1)
+
+    torch = Torch()
+    torch.export_chrome_trace = export  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    profiler = profilers.choose(all_threads=False)
+    profiler.warm_up()
+    with pytest.raises(ValueError, match="its profile is larger than 256 MiB: record less"):
+        profiler.export(tmp_path / "trace.json")
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_a_version_of_pytorch_that_profiles_one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from horovodlike._engine import profilers
+
+    def config(**options: Any) -> None:
+        raise TypeError(*options)
+
+    inner = ModuleType("torch._C._profiler")
+    inner._ExperimentalConfig = config  # type: ignore[attr-defined]
+    for name, module in (("torch", Torch()), ("torch._C", ModuleType("torch._C")), (inner.__name__, inner)):
+        monkeypatch.setitem(sys.modules, name, module)
+    assert profilers.choose(all_threads=False).framework == "torch"
+    chosen = profilers.choose(all_threads=True)
+    assert chosen.framework == "stacks" and "with --steps" in chosen.note
+    chosen.start()
+    chosen.stop()
+    chosen.export(tmp_path / "trace.json")  # the shortest profile has samples
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert any(name.startswith("test_a_version_of_pytorch_that_profiles_one_thread (") for name in names), names

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,8 @@ MEETING = {
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
-    yield from re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for block in re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        yield textwrap.dedent(block)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -281,6 +283,30 @@ def test_the_page_about_uneven_batches_runs(tmp_path: Path, numbers: list[int]) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# What the blocks of quickstart.md have before: data, and a model for each.
+OF_QUICKSTART = """
+import torch
+train_set = torch.utils.data.TensorDataset(torch.randn(512, 8), torch.randint(0, 3, (512,)))
+model = torch.nn.Linear(8, 3)
+loss, epoch = torch.zeros(()), 0
+"""
+
+
+def test_the_blocks_of_the_quick_start_run(tmp_path: Path) -> None:
+    start, share, scale, broadcast, wrap, *report_and_recipes = blocks(
+        ROOT / "docs" / "users" / "quickstart.md", "python"
+    )
+    parts = [start]
+    for block in report_and_recipes:
+        parts += [OF_QUICKSTART, share, scale, broadcast, *([] if "DistributedOptimizer(" in block else [wrap]), block]
+        if "checkpoint.pt" in block:
+            parts += [block, "assert first == 3"]
+    (tmp_path / "train.py").write_text("\n".join(parts))
+    command = [HVDRUN, "-np", "2", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 # What the scripts of keras.md have before: data, and a model.
 OF_KERAS = """
 import keras, numpy as np, tensorflow as tf
@@ -303,10 +329,7 @@ def test_the_page_about_keras_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_compiles(page: Path) -> None:
     for block in blocks(page, "python"):
-        lines = block.splitlines()
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        source = "\n".join(line[indent:] for line in lines)
-        compile(source, f"{page.name}", "exec")
+        compile(block, f"{page.name}", "exec")
 
 
 def test_no_command_of_the_makefile_imports_two_frameworks() -> None:

@@ -377,6 +377,20 @@ def test_the_page_of_data_types_has_those_of_the_engine() -> None:
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(DType.__members__)
 
 
+def test_the_messages_of_the_page_are_those_of_the_source() -> None:
+    """At least four words of each message stand in the source one after the other."""
+    files = [path for part in ("horovodlike", "bindings", "launcher") for path in (ROOT / part).rglob("*.*")]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".cc", ".h")]
+    source = " ".join(re.sub(r'"\s*f?"', "", " ".join(texts)).split())
+    page = (ROOT / "docs" / "users" / "messages.md").read_text()
+    messages = [text.split() for text in re.findall(r"^\| `((?:\w+: |hvdrun|node-1).*?)` \|", page, flags=re.MULTILINE)]
+    assert len(messages) > 30
+    for words in messages:
+        if words[1] == "Mismatched":  # it is put together of single words, and other tests compare it
+            continue
+        assert any(" ".join(words[at : at + 4]) in source for at in range(len(words) - 3)), " ".join(words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_the_page_about_model_parallelism_runs(tmp_path: Path, framework: str) -> None:

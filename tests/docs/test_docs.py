@@ -220,7 +220,6 @@ def test_readme_script_prints_what_the_readme_shows(tmp_path: Path) -> None:
         "arrays.md",
         pytest.param("asynchronous.md", marks=pytest.mark.slow),
         "data_parallel.md",
-        pytest.param("engine.md", marks=pytest.mark.slow),
         pytest.param("parameter_server.md", marks=pytest.mark.slow),
         "settings.md",
     ],
@@ -229,6 +228,16 @@ def test_the_blocks_of_a_page_run_as_one_script(page: str, tmp_path: Path) -> No
     script = tmp_path / "train.py"
     script.write_text("\n".join(blocks(ROOT / "docs" / "users" / page, "python")))
     command = [HVDRUN, "-np", "2", sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_section_about_the_training_loop_runs_as_one_script(tmp_path: Path) -> None:
+    section = re.split(r"^## ", (ROOT / "docs" / "users" / "trainers.md").read_text(), flags=re.MULTILINE)[1]
+    assert section.startswith("`hvd.Engine`")
+    (tmp_path / "train.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)))
+    command = [HVDRUN, "-np", "2", sys.executable, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -372,7 +381,7 @@ def test_every_name_of_horovods_is_there_or_said_to_be_missing():
 
 
 def test_the_page_of_data_types_has_those_of_the_engine() -> None:
-    page = (ROOT / "docs" / "users" / "dtypes.md").read_text()
+    page = (ROOT / "docs" / "users" / "arrays.md").read_text().partition("## Data types")[2]
     cells = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(DType.__members__)
 

@@ -1,5 +1,7 @@
 """Measurements of horovodlike against its peers; `python -m benchmarks --help`.
 
+`python -m benchmarks.readme` then writes the rows of `README.md`.
+
 How a measurement is made, so that its figures mean something:
 
 - Every peer has its own processes, which live through the whole run. One peer measures at a time; the processes of all

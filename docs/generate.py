@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import messages
 import picture
 
 from horovodlike import config
@@ -140,8 +139,6 @@ def place(page: Path) -> Path:
 def site_page(page: Path) -> str:
     """Return a page as Sphinx needs it: links that lead to where the site has their targets, diagrams as pictures."""
     text = page.read_text()
-    if page == messages.PAGE:
-        text = messages.with_lists(text)
     parts, end = [], 0
     for fence in FENCE.finditer(text):
         parts += [_with_links(text[end : fence.start()], page), picture.of_fence(fence[0])]

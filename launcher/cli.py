@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from horovodlike import config, routes
+from horovodlike import compat, config, routes
 from horovodlike._bootstrap.hostlist import expand_hosts
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, nodes, options
@@ -21,7 +21,6 @@ from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
     resolve_command,
-    with_horovod_names,
     working_folder,
 )
 from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
@@ -416,15 +415,16 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
             print(f"{program}: {spec.place}; --no-detect ignores that", file=sys.stderr)
         command, reason = resolve_command(spec.command, os.environ, program)
         reasons = [*spec.reasons, reason]
+        environ: Mapping[str, str] = os.environ
         if spec.compat:
-            command, reason = with_horovod_names(command, program)
-            reasons.append(reason)
+            environ = compat.environment(os.environ)
+            reasons.append("horovodlike.compat stands in for Horovod")
         check_interpreter(command[0])
         reasons += config.without_effect(os.environ)
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
-        outcome = launch(spec, command, os.environ, take_signals=True, reasons=reasons)
+        outcome = launch(spec, command, environ, take_signals=True, reasons=reasons)
         code, trouble = outcome.exit_code, _explain(outcome, spec)
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)

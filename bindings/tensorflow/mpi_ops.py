@@ -4,7 +4,7 @@ They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. Common to al
 
 * Ranks match operations by name. In a graph an unnamed operation is named after its tensor. In eager mode it gets a
   number, so every rank has to call unnamed operations in the same order.
-* Tensors may be of any dtype of docs/users/dtypes.md and of any size, 0 elements included.
+* Tensors may be of any dtype of docs/users/arrays.md and of any size, 0 elements included.
 * They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op. Results are on the same
   device, but eager ones of int32 may be on the host. On a GPU they return when all work has been enqueued. All ranks
   must use the same kind of device.

@@ -6,7 +6,7 @@ out as a whole or not at all. Rules for all operations:
 
 * Ranks match operations by name. Unnamed operations are numbered, so every rank has to call them in the same order. A
   name may be used again when its previous operation has been synchronized.
-* Tensors may be of any dtype of docs/users/dtypes.md, of any size, 0 elements included, of any strides (a tensor that
+* Tensors may be of any dtype of docs/users/arrays.md, of any size, 0 elements included, of any strides (a tensor that
   is not contiguous is copied) and on the CPU or an NVIDIA GPU; tensors on other devices are copied to the CPU and back.
   A rank has one GPU. A tensor must be on the CPU on all ranks, or on a GPU on all ranks.
 * On a GPU, an operation belongs to the current stream: it begins after the work that this stream already has, and

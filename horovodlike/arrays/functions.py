@@ -7,7 +7,7 @@ forms that work in place (a trailing underscore). The following holds for all op
 * An array is a NumPy array, an array of another library that has DLPack (`__dlpack__`), on the CPU or an NVIDIA GPU, or
   an object with the buffer protocol, such as a `bytearray`. Results are arrays of the same library; for a buffer, NumPy
   arrays.
-* Arrays may be of any dtype of docs/users/dtypes.md, in the machine's byte order, of any shape, 0-d and empty ones
+* Arrays may be of any dtype of docs/users/arrays.md, in the machine's byte order, of any shape, 0-d and empty ones
   included, and of any strides. An array with gaps is copied. So is an array in Fortran order (column by column), except
   in an allreduce, for which all ranks must have the array in the same order.
 * Ranks match operations by name. Unnamed ones are counted, so every rank has to call them in the same order. A name

@@ -7,32 +7,31 @@ Each of these three gives a process the names::
     import horovodlike.compat                     # two lines at the top of a script
     horovodlike.compat.install()
 
-Child processes have the names too, whichever way :mod:`multiprocessing` starts them. Other programs that a script
-starts do not.
+Child processes that run this Python have the names too, whichever way they are started: they inherit ``PYTHONPATH``,
+whose first folder then has a ``sitecustomize`` that installs the names (:func:`environment`).
 
 :data:`ALIASES` is the table of the names. Submodules of a module in it map to submodules of its counterpart, so
 ``horovod.torch.mpi_ops`` needs no row. An alias is the same module object: ``horovod.torch is horovodlike.torch``, and
 a class imported by either name is the same class. :mod:`horovodlike.compat.horovod` has modules with the contents of
-Horovod's where no module of horovodlike has them, and :mod:`horovodlike.compat.program` runs a script as Python itself
-would.
+Horovod's where no module of horovodlike has them.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing.spawn
 import os
+import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
+__all__ = ["ADDITIONS", "ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "environment", "install"]
 
 API_VERSION = "0.28.1"
 """The value of ``horovod.__version__``: the release of Horovod with this API, for scripts that compare versions."""
@@ -167,6 +166,12 @@ DEFAULTS = {"HOROVODLIKE_JOIN_AVERAGE": "all"}
 """Settings whose defaults change results compared with Horovod, with the values that give Horovod's results."""
 
 
+# The folder of a `sitecustomize`, a module that Python imports when it starts.
+_STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+# The variable that is set once the note about an installed Horovod has been written: children do not repeat it.
+_NOTED = "_HOROVODLIKE_COMPAT_NOTED"
+
+
 class _Loader(Loader):
     """A loader that makes an import return a module of another name."""
 
@@ -264,13 +269,17 @@ def install(*, quiet: bool = False) -> None:
             "horovodlike.compat.install() before that",
             name="horovod",
         )
-    if not quiet and os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
+    if not quiet and _NOTED not in os.environ and _is_rank_0():
         _mention_what_is_hidden()
     for name, value in DEFAULTS.items():
         if not os.environ.get(name):  # an empty variable counts as not set, as in `config`
             os.environ[name] = value
     sys.meta_path.insert(0, _Finder())
-    _install_in_children()
+    os.environ.update(environment(os.environ))
+
+
+def _is_rank_0() -> bool:
+    return os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0"
 
 
 def _mention_what_is_hidden() -> None:
@@ -280,38 +289,43 @@ def _mention_what_is_hidden() -> None:
         folder = os.path.dirname(real.origin)
         note = f"horovodlike.compat: the Horovod in {folder} is not used; horovodlike stands in for it"
         print(note, file=sys.stderr)
+        os.environ[_NOTED] = "1"
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which each Python that starts has Horovod's module names.
+
+    Options of Python that ignore the environment (``-E``, ``-I``) or the ``site`` module (``-S``) prevent that.
+
+    Args:
+        environ: The environment without the names.
+    """
+    folders = list(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if _STARTUP not in folders:
+        folders.insert(0, _STARTUP)
+    return {**environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+class NeedsNames:
+    """A function that is pickled in an inner pickle, so that Horovod's names are installed before it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        from horovodlike._net.object_seal import dumps
+
+        return _restore, (dumps(self._function),)
+
+
+def _restore(data: bytes) -> Any:
+    install(quiet=True)  # the process that pickled `data` has reported a hidden Horovod
+    return pickle.loads(data)
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that other processes unpickle with Horovod's names, if this process has them."""
-    if not _is_installed():
-        return function
-    from horovodlike.compat.horovod.runner import NeedsNames
-
-    return NeedsNames(function)
-
-
-# Sets the child's search path first: the preparation data has it as well, but the child applies that only later.
-_INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorovodlike.compat.install(quiet=True)"
-
-
-class _InstallWhereRead:
-    """An object whose unpickling installs the names."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
-        return exec, (_INSTALL.format(path=[str(entry) for entry in sys.path]), {})
-
-
-def _install_in_children() -> None:
-    """Have every child that :mod:`multiprocessing` starts from now on install the names.
-
-    A forked child inherits the names. A child that is spawned, or forked from a fork server, is a new interpreter: the
-    names must be installed before :mod:`multiprocessing` imports the script in it. :mod:`multiprocessing` sends each
-    child a pickled dictionary of preparation data; an additional item in it installs the names when it is unpickled.
-    """
-    original = multiprocessing.spawn.get_preparation_data
-
-    def with_names(name: str) -> dict[str, Any]:
-        return {"horovodlike.compat": _InstallWhereRead(), **original(name)}
-
-    multiprocessing.spawn.get_preparation_data = with_names
+    return NeedsNames(function) if _is_installed() else function

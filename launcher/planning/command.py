@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from horovodlike.launcher.errors import UsageError
 
@@ -58,8 +57,6 @@ def split_python(words: Sequence[str]) -> PythonCommand:
     return PythonCommand(tuple(words))
 
 
-# Started by its path: with -m, Python would look in the current folder first, and find the source of a checkout there.
-_COMPAT = str(Path(__file__).resolve().parents[2] / "compat" / "__main__.py")
 _KERNEL_READS = 256
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
 _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
@@ -175,34 +172,6 @@ def _check_interpreted(command: Sequence[str]) -> None:
         raise UsageError(
             f"{' '.join(command)}: no script given, and ranks have no terminal to read one from; add a script, -m or -c"
         )
-
-
-def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tuple[tuple[str, ...], str]:
-    """Change the command of each rank so that its program can import ``horovod``.
-
-    Args:
-        command: The words that :func:`resolve_command` has returned.
-        program: The name by which the user started the launcher.
-
-    Returns:
-        The words to execute, and the reason.
-
-    Raises:
-        UsageError: The command is no Python program, or one that cannot be changed.
-    """
-    if command[0].endswith(".py"):  # its own interpreter (#!) would not add Horovod's names
-        return (sys.executable, _COMPAT, *command), f"{command[0]} runs with this Python and horovodlike.compat"
-    asked = split_python(command[1:]) if is_python(command[0]) else PythonCommand()
-    if asked.how not in ("script", "-m", "-c"):
-        called, instead = "--compat", "leave --compat out"
-        if program == HOROVODRUN:
-            called, instead = program, f"use hvdrun instead of {program}"
-        raise UsageError(
-            f"{called} runs Python programs, and {' '.join(command)} is none that it could change; {instead}, and "
-            "start Python there as: python -m horovodlike.compat script.py"
-        )
-    how = () if asked.how == "script" else (asked.how,)
-    return (command[0], *asked.options, _COMPAT, *how, *asked.rest), "horovodlike.compat stands in for Horovod"
 
 
 def working_folder() -> str:

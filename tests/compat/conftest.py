@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing.spawn
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +19,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In the test, `import horovod` finds horovodlike."""
-    spawn: Any = multiprocessing.spawn
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
-    for setting in DEFAULTS:
+    for setting in ("PYTHONPATH", *DEFAULTS):
         monkeypatch.setenv(setting, "")  # so that it is put back afterwards
         monkeypatch.delenv(setting)
     horovodlike.compat.install()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing.spawn
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,10 @@ def test_what_is_missing_is_an_import_error_that_says_what_to_do() -> None:
 
 @pytest.mark.usefixtures("names")
 def test_installing_again_changes_nothing() -> None:
-    finders, prepare = list(sys.meta_path), multiprocessing.spawn.get_preparation_data
+    finders, environ = list(sys.meta_path), dict(os.environ)
     horovodlike.compat.install()
     assert sys.meta_path == finders
-    assert multiprocessing.spawn.get_preparation_data is prepare
+    assert os.environ == environ == horovodlike.compat.environment(environ)
 
 
 def write_horovod(folder: Path) -> Path:

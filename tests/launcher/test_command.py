@@ -14,7 +14,6 @@ from horovodlike.launcher.planning.command import (
     is_python,
     resolve_command,
     split_python,
-    with_horovod_names,
 )
 
 PATH = {"PATH": os.defpath}
@@ -116,7 +115,6 @@ def test_interpreters_are_looked_for_before_anything_starts(here: Path, capsys: 
     (here / "train.py").chmod(0o755)
     assert main(["-np", "2", "train.py"]) == 2
     assert capsys.readouterr().err.startswith("hvdrun: ./train.py: its interpreter /nonexistent/python does not exist;")
-    check_interpreter(with_horovod_names(resolve_command(["train.py"], PATH)[0])[0][0])
 
 
 @pytest.mark.parametrize("head", [b"#!/usr/bin/env program\n", b"#! /bin/sh -e", b"\x7fELF\x02\x01\x01\0"])
@@ -157,37 +155,3 @@ def test_a_command_line_of_python(words: str, options: str, how: str, rest: str)
 def test_names_of_interpreters() -> None:
     assert all(map(is_python, ["python", "/usr/bin/python3.11", "pypy3"]))
     assert not any(map(is_python, ["pythonic", "sh", "/python/run", "ipython"]))
-
-
-@pytest.mark.parametrize(
-    ("command", "changed"),
-    [
-        (("/bin/python", "t.py", "-u"), ("/bin/python", "MAIN", "t.py", "-u")),
-        (("/bin/python3.11", "-u", "t.py"), ("/bin/python3.11", "-u", "MAIN", "t.py")),
-        (("/bin/python", "-um", "package", "-x"), ("/bin/python", "-u", "MAIN", "-m", "package", "-x")),
-        (("/bin/python", "-c", "a b"), ("/bin/python", "MAIN", "-c", "a b")),
-        (("./train.py", "-x"), (sys.executable, "MAIN", "./train.py", "-x")),
-    ],
-)
-def test_a_command_with_horovods_names(command: tuple[str, ...], changed: tuple[str, ...]) -> None:
-    import horovodlike.compat
-
-    main = str(Path(horovodlike.compat.__file__).with_name("__main__.py"))
-    assert os.path.exists(main)
-    assert with_horovod_names(command)[0] == tuple(main if word == "MAIN" else word for word in changed)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("/bin/sh", "-c", "python t.py"),
-        ("/bin/python", "--version"),
-        ("/bin/python", "-"),
-        ("/usr/bin/env", "python", "t.py"),
-    ],
-)
-def test_a_command_that_cannot_have_horovods_names(command: tuple[str, ...]) -> None:
-    with pytest.raises(
-        UsageError, match=f"--compat runs Python programs, and {' '.join(command)} is none.*-m horovodl"
-    ):
-        with_horovod_names(command)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import horovodlike
-from horovodlike.compat import install
+from horovodlike.compat import NeedsNames
 
 if TYPE_CHECKING:
     from horovodlike.launcher.errors import RankFailedError
@@ -15,26 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 T = TypeVar("T")
-
-
-class NeedsNames:
-    """A function that is pickled in an inner pickle, so that Horovod's names are installed before it is unpickled."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        from horovodlike._net.object_seal import dumps
-
-        return _restore, (dumps(self._function),)
-
-
-def _restore(data: bytes) -> Any:
-    install(quiet=True)  # the process that pickled `data` has reported a hidden Horovod
-    return pickle.loads(data)
 
 
 def run(

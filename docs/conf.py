@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 sys.path.append(str(Path(__file__).parent))
+importlib.import_module("torch._dynamo")  # before TensorFlow: with Triton, the other order can abort the process
 
 project = "horovodlike"
 version = release = horovodlike.__version__

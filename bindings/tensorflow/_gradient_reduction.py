@@ -14,7 +14,7 @@ import tensorflow as tf
 from horovodlike import basics
 from horovodlike._engine import steps
 from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
-from horovodlike.arrays.consistency import compare, of_variables
+from horovodlike.arrays.consistency import compare, is_second_step, of_variables
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow import _weights
@@ -210,8 +210,8 @@ def compared(
 ) -> list[Gradient]:
     """Return gradients that wait, in the second step, until the ranks have compared the variables that they belong to.
 
-    Scripts for Horovod broadcast after the first step, when all variables exist. The first variable keeps the count of
-    steps, each of which may have another tape. Sparse gradients are left out, as the order of their rows changes bits.
+    The first variable keeps the count of steps, each of which may have another tape. Sparse gradients are left out, as
+    the order of their rows changes bits.
     """
     pairs = zip(variables, gradients, strict=True)
     shared = [one for one, each in pairs if hasattr(one, "assign") and not isinstance(each, tf.IndexedSlices)]
@@ -222,10 +222,9 @@ def compared(
     name = f"{name}.{len(shared)}.{re.sub('_[0-9]+$', '', leaf)}{[*shared[0].shape]}"
 
     def count() -> Any:
-        steps = shared[0]._horovodlike_steps = 1 + getattr(shared[0], "_horovodlike_steps", 0)
-        if steps == 2:
+        if is_second_step(shared[0]):
             compare(partial(of_variables, shared), process_set, name)()
-        return np.int64(steps)
+        return np.int64(0)
 
     if tf.executing_eagerly():
         count()

@@ -11,7 +11,7 @@ import keras
 import torch
 
 from horovodlike import weighting
-from horovodlike.arrays.consistency import compare, of_variables
+from horovodlike.arrays.consistency import compare, is_second_step, of_variables
 from horovodlike.basics import Max, Sum
 from horovodlike.errors import MismatchError
 from horovodlike.keras._backend import Reduction, with_those_alone
@@ -55,8 +55,7 @@ def reduce(
 
     The memory of a gradient is overwritten if it is the `.grad` of its variable, as in Keras's train step.
     """
-    step = like[0]._horovodlike_steps = 1 + getattr(like[0], "_horovodlike_steps", 0)
-    if step == 2:  # after the first, when callbacks have broadcast the variables of a model that was not built
+    if is_second_step(like[0]):
         compare(partial(of_variables, like), reduction.process_set, names[0])()
     chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
     if reduction.weight is not None:

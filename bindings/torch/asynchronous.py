@@ -340,7 +340,7 @@ def _wrapped(
             [(name, param) for param, name in names.items()] if names else None,
             process_set=options.data_parallel_set,
         )
-        reducing._reduction.comparison = []  # none: the servers make the parameters equal, which differ until then
+        reducing._reduction.compares_first = False  # the servers make the parameters equal, which differ until then
     wrapper: _AsynchronousOptimizer = subclass_instance(_AsynchronousOptimizer, optimizer)
     wrapper._inner, wrapper._reducing = inner, reducing
     wrapper._exchange = make_exchange(named)

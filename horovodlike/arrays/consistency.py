@@ -72,8 +72,9 @@ def check(records: Sequence[Record], process_set: ProcessSet) -> None:
 def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: str) -> Callable[[], None]:
     """Start to compare the ranks' first parameters; return a function that waits for this, and warns if they differ.
 
-    Not in an elastic job, where a new rank gets the parameters with the state and makes its first step after many
-    steps of others; nor after a `join`, from which a rank may come without a step. The `name` matches the requests.
+    All ranks must call this once in each job, also those that have been in another job. Not in an elastic job, where a
+    new rank gets the parameters with the state and makes its first step after many steps of others; nor after a `join`,
+    from which a rank may come without a step. The `name` matches the requests.
     """
     if process_set.size() == 1 or basics.is_elastic() or registered_id(process_set) in joined_sets:
         return lambda: None
@@ -90,6 +91,17 @@ def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: 
             warnings.warn(f"the ranks train from different first parameters: {which}. {_REMEDY}", stacklevel=2)
 
     return warn
+
+
+def is_second_step(first: Any) -> bool:
+    """Count a step of this job in an attribute of its first variable; return whether it is the second one.
+
+    Scripts for Horovod broadcast after the first step, when all variables exist.
+    """
+    generation, steps = getattr(first, "_horovodlike_steps", (0, 0))
+    steps = steps + 1 if generation == basics.generation() else 1
+    first._horovodlike_steps = basics.generation(), steps
+    return steps == 2
 
 
 def _digest_of_all(records: Sequence[Record]) -> bytes:

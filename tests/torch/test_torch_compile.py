@@ -174,7 +174,7 @@ def _is_as_without(function: Function, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_is_as_without_compiler(ranks, case, backend, size):
-    ranks(size).run(_is_as_without, case, backend)
+    ranks(size).run(_is_as_without, case, backend, timeout=INDUCTOR_SECONDS)
 
 
 @pytest.mark.thorough
@@ -287,7 +287,7 @@ def _one_rank_compiles(backend: str, fullgraph: bool) -> None:
 @pytest.mark.parametrize("fullgraph", (True, pytest.param(False, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_rank_compiles_and_the_other_does_not(ranks, backend, fullgraph):
-    ranks(2).run(_one_rank_compiles, backend, fullgraph)
+    ranks(2).run(_one_rank_compiles, backend, fullgraph, timeout=INDUCTOR_SECONDS)
 
 
 def _sizes_change(backend: str) -> None:
@@ -307,7 +307,7 @@ def _sizes_change(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_change(ranks, backend):
-    ranks(2).run(_sizes_change, backend)
+    ranks(2).run(_sizes_change, backend, timeout=INDUCTOR_SECONDS)
 
 
 def _place_changes() -> None:

@@ -84,7 +84,9 @@ class Reduction:
         self.weights = WeightExchange(options)
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # the first complete gradient, and its version
         self._failure: Exception | None = None  # an error that `hand_over_for_another` has caught
-        self.comparison: list[Callable[[], None]] | None = None  # of the first parameters; []: it is over
+        self.compares_first = True  # whether the ranks compare their parameters in the first step of each job
+        self._comparison: list[Callable[[], None]] = []  # of these, while it is under way
+        self._compared_in = 0  # the last generation in which the ranks have compared them
         # Each thread that waits hands gradients over, so several may do so at once: the lock guards a gradient's way
         # from noted to handed over. It is not held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
@@ -300,9 +302,10 @@ class Reduction:
                     self._complete += [state for state in complete if state.grad is None]
 
     def _announce_if_complete(self) -> None:
-        if self.comparison is None:
+        if self.compares_first and self._compared_in != basics.generation():
+            self._compared_in = basics.generation()
             named = sorted((state.name.removeprefix("allreduce."), state.param) for state in self.states)
-            self.comparison = [compare(partial(records_of, named), self.options.process_set, named[0][0])]
+            self._comparison = [compare(partial(records_of, named), self.options.process_set, named[0][0])]
         if len(self._submission.borrowed) == len(self.states) and not self._mask.handle:
             self._mask.announce((), self._submission.sparse_dims, bool(self.weights.is_used))
 
@@ -352,8 +355,8 @@ class Reduction:
                     self._submit(rest, waits=True)
                 self._agree_on_mask()
                 self._wait()
-                while self.comparison:
-                    self.comparison.pop()()
+                while self._comparison:
+                    self._comparison.pop()()
             else:
                 self.weights.alone(bool(self.options.process_set.included()))
         except BaseException:
@@ -426,7 +429,7 @@ class Reduction:
     def abandon(self) -> None:
         """Abandon the step after an error: no thread will wait for its operations."""
         self._failure = None
-        self.comparison = self.comparison and []
+        self._comparison.clear()
         self._submission.abandon(self._mask.handle, self._mask.bytes)
         self._mask.abandon()
         self._end_step()

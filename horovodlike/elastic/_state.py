@@ -190,7 +190,8 @@ class State:
     def _departure(self) -> Iterator[None]:
         """Take SIGTERM as a notice in the ``with`` block; after a notice, an exception has this rank leave.
 
-        Without a driver an exception ends the job: rank 0 writes the last commit then, even without a notice.
+        Rank 0 writes the last commit when an exception ends its training, even without a notice: the same signal may
+        have reached the processes of a data loader first.
         """
         preemption, is_alone = _membership.preemption(), driver_client.current() is None
         if is_alone and self._file is None:  # its commits do not outlive the job
@@ -201,7 +202,7 @@ class State:
                 yield
             except BaseException as error:
                 is_whole = self._saved_commit == self._commits
-                if is_whole and basics.is_initialized() and (is_alone or preemption.noted):
+                if is_whole and basics.is_initialized():
                     with contextlib.suppress(Exception):  # what is on disk is said below
                         self._write_commit()
                 if preemption.noted and not isinstance(error, SystemExit):

@@ -158,6 +158,14 @@ def test_an_exception_after_sigterm(
     assert f"worker {np}" not in ended.err
 
 
+def test_an_exception_before_the_signal_comes(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """Such as an exception of a data loader, whose processes the same signal has reached first."""
+    wait = "if os.environ['HOROVODLIKE_WORKER'] == '0': raise RuntimeError"
+    job = _start(launch, tmp_path, 2, *ELASTIC, wait=wait, persist="state.persist('state', every=9)")
+    ended = job.finish()
+    assert ended.code == 0 and "RuntimeError ends the training; commit 4 is on disk" in ended.err
+
+
 def test_an_exception_after_sigterm_to_one_rank(launch: Callable[..., Launch], tmp_path: Path) -> None:
     wait = "if horovodlike.rank() == 1:" + _indented(UNTIL_NOTICED + RAISES.format(rank=1))
     job = _start(launch, tmp_path, 2, wait=wait, persist="state.persist('state', every=9)")

@@ -65,7 +65,7 @@ def test_a_data_loaders_processes_end_first(
     last = re.fullmatch(
         "hvdrun: SIGTERM has ended the job; commit (\\d) is on disk; newer work is lost", ended.err.splitlines()[-1]
     )
-    assert last is not None
+    assert last is not None, ended.err
     assert (ended.code, StateFile(str(tmp_path / "state")).commits()) == (75, int(last[1]))
     assert 3 <= int(last[1]) <= 4
     assert b"[%d]" % np not in ended.out  # no new worker

@@ -22,7 +22,7 @@ The modules and packages, lowest layer first. Each imports only from itself and 
                  the exit code
 ``elastic``      jobs whose workers come and go; its ``__init__`` has the table of its modules
 ``options``      the table of options, which the command line, the configuration file and ``run`` read;
-                 ``horovod_options``: those of ``horovodrun`` that have no effect
+                 ``horovod_options``: the options of ``horovodrun`` that have no effect
 ``launch``       runs a job, from its options to its exit code: the specification, and eight steps in order
 ``tools``        ``--check-build`` and ``--selftest``
 ``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``

@@ -11,7 +11,7 @@ class HorovodOption:
     """Some flags and configuration-file keys of Horovod's that have no effect for the same reason.
 
     Attributes:
-        reason: Why they have no effect.
+        reason: The reason why they have no effect.
         switches: The flags without a value.
         flags: The flags with a value.
         keys: The keys of the configuration file, as ``section.key`` or, at the top level, ``key``.

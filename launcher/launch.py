@@ -36,8 +36,8 @@ def make_spec(
         elastic: The elastic part of the job, or None.
         settings: The settings that were asked for, as environment variables.
         environ: The environment, from which the other settings come.
-        files: For each setting, the option with which the user gave it; other settings come from variables. None if the
-            hosts are not known yet, so that no file is checked.
+        files: The option with which the user gave a setting, by setting; other settings come from variables. None if
+            the hosts are not known yet, so that no file is checked.
 
     Raises:
         UsageError: A file cannot be written.

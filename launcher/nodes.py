@@ -24,12 +24,12 @@ def detect(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Place |
     """Find the place of this node on a platform, unless the options leave nothing to find.
 
     Args:
-        arguments: The parsed command line. Where it says nothing and the platform does, the flags for hosts and for
-            elastic jobs get their values here.
+        arguments: The parsed command line. The flags for hosts and for elastic jobs that it leaves open are
+            set here if the platform decides them.
         environ: The environment.
 
     Raises:
-        UsageError: What the platform says makes no sense, or contradicts itself.
+        UsageError: The platform's variables make no sense, or contradict each other.
     """
     named = [arguments.hosts, arguments.hostfile]
     if arguments.nnodes is None:  # else these print names of nodes that have hvdrun
@@ -170,7 +170,7 @@ def number_of_ranks(place: Place | None, environ: Mapping[str, str]) -> int | No
 
 
 def report_failure(reason: str, environ: Mapping[str, str]) -> None:
-    """Write why the job has failed where the platform shows it to the user, unless the script has done so itself."""
+    """Write the reason of a failure where the platform shows it to the user, unless the script has done so itself."""
     path = find_failure_file(Facts(environ))
     if path is not None:
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8", errors="replace") as file:

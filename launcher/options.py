@@ -84,7 +84,7 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """The flag in ``--help``: of a yes/no pair, the one that changes the default."""
+        """The flag in ``--help``: the flag of a yes/no pair that changes the default."""
         return self.flag if self.opposite is None or self.row.default == self.inverted else self.opposite
 
 
@@ -507,7 +507,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
     """Read the arguments of ``horovodlike.run`` for elastic jobs; return None if the job is not elastic.
 
     Args:
-        given: Arguments; only those of :data:`ELASTIC_ARGUMENTS` that are not None count.
+        given: Arguments; only arguments in :data:`ELASTIC_ARGUMENTS` that are not None count.
         always: Whether the job is elastic even without these arguments.
         values: The settings.
 

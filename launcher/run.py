@@ -38,7 +38,7 @@ RUN_TASK = Path(__file__).with_name("agent") / "run_task.py"
 
 _DURATIONS = ("discovery_timeout", "elastic_timeout", "heartbeat_timeout", "grace_period")
 _NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
-"""Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
+"""Arguments of Horovod's ``run`` that choose among alternatives which do not exist here."""
 
 
 class RemoteTraceback(Exception):
@@ -99,7 +99,7 @@ def run(
         output_filename: A folder; the output of each rank is written to files there as well.
         verbose: Whether to explain the decisions of the launcher on standard error.
         executable: The Python interpreter of the ranks; this one if None.
-        gpus_per_rank: How many GPUs each rank gets for itself, in ``CUDA_VISIBLE_DEVICES``, in the order of local
+        gpus_per_rank: How many GPUs each rank has for itself, in ``CUDA_VISIBLE_DEVICES``, in the order of local
             ranks. 0: each rank sees all GPUs that the job has on its host. None: the value of
             ``HOROVODLIKE_GPUS_PER_RANK``, or 0 if that is not set.
         host_discovery: Finds the hosts of an elastic job, which may come and go.
@@ -114,8 +114,8 @@ def run(
             ``use_gloo`` and ``use_mpi`` have no effect, and give a DeprecationWarning.
 
     Returns:
-        The return values of the function, by rank. For an elastic job: those of its last members, in the order of
-        their ranks; members without one are left out.
+        The return values of the function, by rank. For an elastic job: its last members' values, in the order of their
+        ranks; members without one are left out.
 
     Raises:
         RankFailedError: A rank ended without a result, such as by a signal.
@@ -202,7 +202,7 @@ def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def unpack_results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
-    """Return what the function has returned on these ranks, or raise what it has raised; see :func:`run`."""
+    """Return the function's results on these ranks, or raise the exception that it has raised; see :func:`run`."""
     if outcome.failure is not None:
         _raise_failure(outcome)
     if outcome.exit_code != 0:

@@ -1,7 +1,7 @@
-/* hvl_parameters.h: the C API of parameter servers. The conventions are those of hvl.h.
+/* hvl_parameters.h: the C API of parameter servers. The conventions of hvl.h apply.
  *
  * They need no engine, and an engine that ends or fails does not affect them. A process may serve clients, be the
- * client of servers, or both. It has one thread for all of that (`hvl-parameters`), from the first connection to
+ * client of servers, or both. It has one thread for all of these (`hvl-parameters`), from the first connection to
  * hvl_parameters_stop(). Calls return at once; a handle shows when the servers have carried a call out. Calls of one
  * client to one server are carried out in their order; there is no order between clients. Memory that is given to a
  * call is borrowed until its handle is complete. Handles are of their own kind: only the functions here take them.
@@ -22,20 +22,20 @@ extern "C" {
 
 /* cffi:begin */
 enum {
-  HVL_PARAMETERS_NAME_BYTES = 64,   /* of the name of a rule of the user at most, without the zero */
-  HVL_PARAMETERS_ARGUMENTS = 4,     /* of a rule at most */
-  HVL_PARAMETERS_ERROR_BYTES = 1024 /* of the text of an error of a rule at most, with the zero */
+  HVL_PARAMETERS_NAME_BYTES = 64,   /* most in the name of a user's rule, without the zero */
+  HVL_PARAMETERS_ARGUMENTS = 4,     /* most of a rule */
+  HVL_PARAMETERS_ERROR_BYTES = 1024 /* most in the text of a rule's error, with the zero */
 };
 
 /* The elements of a block are updated together: 'adam' counts its updates for each. A shard has (count +
  * HVL_PARAMETERS_BLOCK - 1) / HVL_PARAMETERS_BLOCK blocks. */
 enum { HVL_PARAMETERS_BLOCK = 65536 };
 
-/* A connected stream socket whose both ends are authenticated, and nothing is under way on it. The file descriptors are
+/* A connected stream socket. Both ends are authenticated, and nothing is under way on it. The file descriptors are
  * duplicated: the caller may close its own after the call. */
 typedef struct hvl_parameters_connection {
-  int32_t is_own;   /* 1: to a server that is this process itself, and the rest but `peer` is not used; else 0 */
-  int32_t fd;       /* of the socket */
+  int32_t is_own;   /* 1: the server is this process itself, and the rest but `peer` is not used; else 0 */
+  int32_t fd;       /* the socket */
   const char* peer; /* the other end, in errors and in the log: "server 0 on host b" */
   /* The keys for the MACs of the two directions; both ends have them, or none has. */
   int32_t has_keys;
@@ -73,7 +73,7 @@ int32_t hvl_parameters_set_rule(hvl_parameters_rule rule, void* context);
 
 /* The consecutive elements of an array that one server has. */
 typedef struct hvl_parameters_shard {
-  int64_t server; /* of hvl_parameters_add_server() */
+  int64_t server; /* a number from hvl_parameters_add_server() */
   int64_t count;  /* elements */
 } hvl_parameters_shard;
 
@@ -83,7 +83,7 @@ typedef struct hvl_parameters_array_config {
   int32_t dtype;
   const hvl_parameters_shard* shards; /* in the order of the elements */
   int32_t num_shards;
-  int32_t num_clients; /* that will tick; 0: there are no clocks */
+  int32_t num_clients; /* clients that will tick; 0: there are no clocks */
 } hvl_parameters_array_config;
 
 typedef struct hvl_parameters_array hvl_parameters_array;
@@ -113,7 +113,7 @@ typedef struct hvl_parameters_update {
   int32_t num_arguments;
   int32_t payload; /* hvl_payload: elements are converted before they are sent */
   /* 1: the errors of these conversions are kept in `array`, and added to the elements that are sent there next. "add",
-   * "scale_add" and "sgd" share them, whatever their arguments: what is missing in the values comes later. Each other
+   * "scale_add" and "sgd" share them, whatever their arguments: the missing part of a value comes later. Each other
    * rule has errors of its own, to which its next arguments apply. */
   int32_t feeds_errors_back;
 } hvl_parameters_update;
@@ -132,7 +132,7 @@ int64_t hvl_parameters_send_rows(hvl_parameters_array* array, const hvl_paramete
 int64_t hvl_parameters_receive_rows(hvl_parameters_array* array, const int64_t* indices, int64_t num_rows,
                                     int64_t row_length, void* rows);
 
-/* What the rules remember beside the elements: for checkpoints. HVL_SLOT_0 is the velocity of 'momentum' and the mean
+/* The state of the rules beside the elements, for checkpoints. HVL_SLOT_0 is the velocity of 'momentum' and the mean
  * of 'adam', HVL_SLOT_1 the mean square of 'adam': as many elements as the array, 0 until a rule uses them.
  * HVL_COUNTERS is the number of updates by 'adam' of each block: a uint64_t for each block of the first shard, then of
  * the next one, and so on. HVL_UPDATES, which is only received, is how many parts of updates each shard that has

@@ -76,9 +76,9 @@ class Agent:
         self._lost = False
         self._started = False
         self._grace_period = GRACE_S
-        self._elastic = False  # an elastic job: ranks come and go, and their numbers are those of workers
+        self._elastic = False  # an elastic job: ranks come and go, and have the numbers of workers
         self._rank_of: dict[int, int] = {}  # process id -> rank, of the ranks that run
-        self._servers: set[int] = set()  # the numbers, among those of ranks, of servers of parameters
+        self._servers: set[int] = set()  # the parameter servers' numbers, among the ranks' numbers
         self._left: dict[int, tuple[int, int]] = {}  # pid of an exited rank -> rank, status; until its group is empty
         self._streams: dict[int, tuple[int, FrameKind]] = {}  # descriptor -> rank, stream
         self._paused = False
@@ -88,7 +88,7 @@ class Agent:
         self._ending = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-        self._lost_at: float | None = None  # when to give the launcher up unless a heartbeat comes
+        self._lost_at: float | None = None  # when the launcher counts as lost unless a heartbeat comes
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         for descriptor in (receive, send):
@@ -208,7 +208,7 @@ class Agent:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
             self._send(FrameKind.ALIVE, 0, frame.payload)
         elif frame.kind is FrameKind.DESCRIBE:
-            # Imported here: the agent of the launcher's own host never gets DESCRIBE, and starts sooner without it.
+            # Imported here: the agent of the launcher's own host never receives DESCRIBE, and starts sooner without it.
             from horovodlike.launcher.agent.host_probe import describe
 
             self._outgoing += MAGIC
@@ -309,7 +309,7 @@ class Agent:
         return True
 
     def _drain(self, descriptor: int) -> None:
-        """Forward what an exited rank has left in a pipe; no more, since its descendants may write for ever."""
+        """Forward the bytes that an exited rank has left in a pipe, no more: its descendants may write forever."""
         for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
             if not self._forward(descriptor):
                 return

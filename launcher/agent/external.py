@@ -32,7 +32,7 @@ class Answer:
         status: Its exit code, or minus the signal that killed it.
         out: The bytes that it has written to standard output.
         err: The bytes that it has written to standard error.
-        trouble: Why :func:`ask` has ended it, or an empty string if it has exited by itself.
+        trouble: The reason why :func:`ask` has ended it, or an empty string if it has exited by itself.
     """
 
     status: int
@@ -91,7 +91,7 @@ def ask(
 def _listen(
     process: "subprocess.Popen[bytes]", said: dict[int, bytearray], seconds: float, cancelled: Callable[[], bool]
 ) -> str:
-    """Read a program's output until it has exited; return why if the wait ends earlier, else an empty string."""
+    """Read a program's output until it has exited; return the reason if the wait ends earlier, else an empty string."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for pipe in filter(None, (process.stdout, process.stderr)):

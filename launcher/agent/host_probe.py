@@ -49,8 +49,8 @@ def find_gpus(environ: Mapping[str, str]) -> Gpus:
     """Find the GPUs of this host without initialising CUDA in this process.
 
     If ``CUDA_VISIBLE_DEVICES`` is set, they are the GPUs listed there, since a scheduler or the user has chosen them.
-    Else they are all GPUs that nvidia-smi lists: its UUIDs do not depend on the order of devices, and include those of
-    MIG instances. Without nvidia-smi, they are numbered up to the count of the CUDA driver.
+    Else they are all GPUs that nvidia-smi lists: its UUIDs do not depend on the order of devices, and also name MIG
+    instances. Without nvidia-smi, they are numbered up to the count of the CUDA driver.
 
     Args:
         environ: The environment of the ranks.
@@ -275,7 +275,7 @@ def _decode_gpus(value: Any) -> Gpus | None:
 
 
 def decode_description(value: Any) -> HostDescription:
-    """Read what :func:`describe` has returned.
+    """Read the result of :func:`describe`.
 
     Raises:
         ValueError: The value has another form: the agent is of another version.

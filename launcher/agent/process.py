@@ -91,7 +91,7 @@ def oom_kills(root: str = "") -> int:
     counts = [0]
     with contextlib.suppress(OSError, ValueError), open(f"{root}/proc/self/cgroup") as lines:
         for _, controller, path in (line.rstrip("\n").split(":", 2) for line in lines):
-            name = "memory.oom_control" if controller else "memory.events"  # of version 1 or 2
+            name = "memory.oom_control" if controller else "memory.events"  # in version 1 or 2
             with contextlib.suppress(OSError), open(f"{root}/sys/fs/cgroup/{controller}/{path}/{name}") as events:
                 counts += [int(line.split()[1]) for line in events if line.startswith("oom_kill ")]
     return max(counts)
@@ -214,7 +214,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
         The process id.
     """
     parent = os.getpid()
-    # A signal that the forked child gets before it executes the rank's program must not run this process's handlers.
+    # A signal to the forked child before it executes the rank's program must not run this process's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()

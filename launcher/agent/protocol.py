@@ -41,7 +41,7 @@ class FrameKind(enum.IntEnum):
     """Ask for DESCRIPTION; the payload is an :func:`encode_text` of the job's needs on the host."""
     SIGNAL_RANK = 7
     """Send one rank a signal; the payload is the signal's number."""
-    # From the launcher of the first node to that of another one.
+    # From the first node's launcher to another node's.
     PLACE = 8
     """The node's ranks and the address of the rendezvous server, as :func:`encode_text` of a dictionary. In elastic
     jobs: the node's name; the frames for its agent follow."""
@@ -60,21 +60,21 @@ class FrameKind(enum.IntEnum):
     """After EXITED, with an equal payload: the rank's process group, which may outlive a rank that is a wrapper, is
     empty. Not sent in elastic jobs."""
     FAILED = 21
-    """The agent could not do its work; the payload says why."""
+    """The agent could not do its work; the payload gives the reason."""
     DESCRIPTION = 22
     """After MAGIC: the description of the host and of its problems, as :func:`encode_text` of a dictionary."""
     STOPPED = 29
     CONTINUED = 30
     """A rank of an elastic job was stopped by a signal (STOPPED), or continues after that (CONTINUED)."""
-    # From the launcher of another node to that of the first one, besides the frames of its agent.
+    # From another node's launcher to the first node's, besides the frames of its agent.
     JOIN = 24
     """The node takes part; the payload is an :func:`encode_text` of its version, host name and number of ranks."""
     LAST_LINES = 25
-    """Before EXITED: the end of what the rank has written to standard error."""
+    """Before EXITED: the last bytes that the rank has written to standard error."""
     CLEAN = 26
     """No process of the node's ranks is left; the number is the status of its agent."""
     LEAVING = 27
-    """The node leaves an elastic job: its workers have got SIGTERM, and it takes no new ones."""
+    """The node leaves an elastic job: its workers have received SIGTERM, and it takes no new ones."""
     # Both ways.
     ALIVE = 32
     """From the launcher: the receiver, an agent or the launcher of another node, ends its ranks if this does not come
@@ -109,7 +109,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take what has arrived, and return the frames that are complete."""
+        """Take the bytes that have arrived, and return the frames that are complete."""
         self._pending += data
         if self._magic:
             before, found, after = self._pending.partition(self._magic)
@@ -141,7 +141,7 @@ def encode_text(value: Any) -> bytes:
 
 
 def decode_text(payload: bytes) -> Any:
-    """Decode what :func:`encode_text` has returned."""
+    """Decode the result of :func:`encode_text`."""
     return json.loads(payload)
 
 
@@ -161,7 +161,7 @@ def encode_seconds(seconds: float) -> bytes:
 
 
 def decode_seconds(payload: bytes) -> float:
-    """Decode what :func:`encode_seconds` has returned.
+    """Decode the result of :func:`encode_seconds`.
 
     Raises:
         InvalidFrameError: The payload is no duration.
@@ -178,7 +178,7 @@ def encode_exit(pid: int, status: int) -> bytes:
 
 
 def decode_exit(payload: bytes) -> tuple[int, int]:
-    """Decode what :func:`encode_exit` has returned.
+    """Decode the result of :func:`encode_exit`.
 
     Raises:
         InvalidFrameError: The payload has the wrong length.

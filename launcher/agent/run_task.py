@@ -18,7 +18,7 @@ from typing import Any  # noqa: E402
 
 LENGTH = struct.Struct(">I")
 SEARCH_PATH = "HOROVODLIKE_SEARCH_PATH"
-"""The variable with a search path, as JSON, that comes before the one in the task."""
+"""The variable with a search path, as JSON, that comes before the task's search path."""
 
 
 def pack_answer(raised: str, content: bytes) -> bytes:
@@ -89,7 +89,7 @@ def main() -> None:
     task = _read_task(task_fd)
     (length,) = LENGTH.unpack_from(task)
     search_path: list[Any] = json.loads(task[LENGTH.size : LENGTH.size + length])
-    first: list[Any] = json.loads(os.environ.pop(SEARCH_PATH, "[]"))  # of a process that has called in
+    first: list[Any] = json.loads(os.environ.pop(SEARCH_PATH, "[]"))  # set by a process that has called in
     sys.path[:] = [*first, *(entry for entry in search_path if entry not in first)]
     answer, code = _execute(task[LENGTH.size + length :])
     with os.fdopen(result_fd, "wb") as file:

@@ -40,7 +40,7 @@ class DiscoveryError(RuntimeError):
     """The hosts could not be discovered this time; the message says why.
 
     Attributes:
-        may_pass: Whether it may help to wait; then a job that begins does so until its start timeout.
+        may_pass: Whether it may help to wait; then a job that starts waits until its start timeout.
     """
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
@@ -157,7 +157,7 @@ class HostDiscoveryScript(HostDiscovery):
 
     def close(self) -> None:
         """See :meth:`HostDiscovery.close`."""
-        from horovodlike.launcher.agent.process import send_signal  # as above
+        from horovodlike.launcher.agent.process import send_signal  # see above
 
         with self._lock:
             self._closed = True

@@ -1,6 +1,6 @@
 """The agents of an elastic job, whose hosts come and go; no operation waits for a slow host.
 
-The pool starts an agent on a host that gets its first worker, or adopts one: a host that has called in, which has an
+The pool starts an agent on a host for its first worker, or adopts the agent of a host that has called in, which has an
 environment, a folder and a command of its own.
 """
 
@@ -47,7 +47,7 @@ class _Agent:
     deadline: float
     seen_from: tuple[str, str] | None = None  # if it was adopted: the addresses of this host and of its own
     host: Host | None = None  # None until its agent is ready
-    addresses: tuple[str, ...] = ()  # of this machine, at which the host reaches it
+    addresses: tuple[str, ...] = ()  # this machine's, at which the host reaches it
     slots: int = 1
     waiting: list[tuple[int, int]] = field(default_factory=list)  # workers to be started, and their slots
     answered: bool = False  # the agent has sent something, or hung up
@@ -81,12 +81,12 @@ class AgentPool:
             environ: The environment that all workers have.
             identity: The job's identity.
             task: The file that every worker can read.
-            grace_period: How long the workers may take to end once an agent has got a signal, in seconds.
+            grace_period: How long the workers may take to end once an agent has received a signal, in seconds.
             starts: Whether agents of other hosts can be started; else they can only be adopted.
-            on_frame: Takes what an adopted agent says, besides its description, before it is ready.
-            on_ready: Takes over the connection to an agent that is ready. Also gets the addresses at which its host
+            on_frame: Takes the frames of an adopted agent, except its description, before it is ready.
+            on_ready: Takes over the connection to an agent that is ready. Also takes the addresses at which its host
                 reaches this one; returns the port at which the driver listens there; may raise RendezvousError.
-            on_lost: Called with a host that cannot take part, and why.
+            on_lost: Called with a host that cannot take part, and the reason.
             say: Prints a message for the user.
         """
         self._spec = spec
@@ -167,7 +167,7 @@ class AgentPool:
             agent.connection.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def blame(self, connection: FrameConnection, trouble: str) -> None:
-        """Note what is wrong with a host whose connection is about to end."""
+        """Note the fault of a host whose connection is about to end."""
         agent = self._find(connection)
         if agent is not None:
             agent.trouble = agent.trouble or trouble
@@ -263,7 +263,7 @@ class AgentPool:
             self._fail(agent, str(error))
 
     def _hear(self, frames: list[Frame], connection: FrameConnection) -> list[Frame] | Exception | None:
-        """Pass on what an adopted agent says besides its description; return that, or None if it has not come."""
+        """Pass on an adopted agent's frames except its description; return that, or None if it has not come."""
         try:
             for frame in frames:
                 if frame.kind is not FrameKind.DESCRIPTION:

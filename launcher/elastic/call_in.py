@@ -1,7 +1,7 @@
 """A host that calls in: it offers its slots to an elastic job elsewhere, whose driver listens (``called_hosts``).
 
-The connection carries the frames of an agent. The environment, the folder and the command of the workers are those of
-the process that calls in; their ranks, processors, GPUs and keys are the driver's matter.
+The connection carries the frames of an agent. The workers have the environment, the folder and the command of the
+process that calls in; the driver decides their ranks, processors, GPUs and keys.
 """
 
 import json
@@ -111,7 +111,7 @@ class CallInLaunch(Launch):
     def __init__(self, *given: Any, **named: Any) -> None:
         """Take the arguments of :class:`Launch`."""
         super().__init__(*given, **named)
-        self._lock = threading.Lock()  # of the four, for leave()
+        self._lock = threading.Lock()  # guards the next four attributes, for leave()
         self._uplink: NodeConnection | None = None
         self._relay: _WorkerRelay | None = None
         self._given_grace: float | None = None
@@ -175,7 +175,7 @@ class CallInLaunch(Launch):
         self._exit_code = self._relay.run(self._early)
 
     def attribute(self) -> Outcome:
-        """Return the exit code that the driver has decided, and why if it has said so."""
+        """Return the exit code that the driver has decided, and the reason if it has named one."""
         assert self._relay is not None
         return Outcome(exit_code=self._exit_code, trouble=self._relay.why)
 
@@ -196,7 +196,7 @@ class CallInLaunch(Launch):
     # For the relay.
 
     def describe(self, needs: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe this host to the driver, which says what the job needs; folder and program are this host's own."""
+        """Describe this host to the driver, which names the job's needs; folder and program are this host's own."""
         own = encode_needs(self._folder, self._command[0])
         return describe({**needs, "cwd": own["cwd"], "program": own["program"]})
 
@@ -251,9 +251,9 @@ class CallIn:
             host: The addresses of the job's :class:`CalledHosts`, separated by commas.
             port: Its port.
             slots: How many workers this host takes.
-            environ: The environment of the workers; None for that of this process.
-            command: What each worker executes; None for the function of ``horovodlike.run``, in this interpreter, with
-                the search path of this process before that of the driver.
+            environ: The environment of the workers; None for this process's environment.
+            command: The words that each worker executes; None for the function of ``horovodlike.run``, in this
+                interpreter, with this process's search path before the driver's.
             prints: Whether the output of the workers appears here, in place of where the job was started.
             start_timeout: How long to wait for the job, in seconds.
             grace_period: How long the workers may take to commit and exit after :meth:`leave`, in seconds.
@@ -302,10 +302,10 @@ class CallIn:
         return self._reason
 
     def leave(self, grace_period: float | None = None) -> None:
-        """Leave the job: the workers commit and exit, and it goes on without them. Callable from any thread.
+        """Leave the job: the workers commit and exit, and it continues without them. Callable from any thread.
 
         Args:
-            grace_period: How long they may take, in seconds; None for that of the constructor.
+            grace_period: How long they may take, in seconds; None for the constructor's value.
         """
         self._launch.leave(grace_period)
 

@@ -22,7 +22,7 @@ _ASK_AFTER_S = 0.5
 _LOOK_S = 0.1
 _PROBE_S = 60.0
 LEFT = exit_code(-15)
-"""The exit code of a launcher whose node leaves while the job goes on: as if SIGTERM had ended it."""
+"""The exit code of a launcher whose node leaves while the job continues: as if SIGTERM had ended it."""
 _LONGEST_NAME = 253
 
 
@@ -32,11 +32,11 @@ class Caller:
 
     Attributes:
         connection: The connection to the launcher there; after JOIN it carries the frames of an agent.
-        identity: What no two of them have alike: the node's number, or its name.
+        identity: The node's number or name, which no other host has.
         name: The host's name in the job.
         addresses: The address of this host and of the other one in the connection.
         prints: Whether the output of its workers stays there.
-        leaving: It has said that it leaves, and gets no new workers.
+        leaving: It has said that it leaves, and no new workers are started there.
         offered: It has been offered to the job.
     """
 
@@ -51,12 +51,12 @@ class Caller:
 
 @dataclass(eq=False)
 class _Contender:
-    """A host that says to be one that is there. The older one is asked whether it lives."""
+    """A host that claims to be another one, which has called in before. The older one is asked whether it lives."""
 
     caller: Caller
     older: Caller
     ask_at: float
-    arrivals: int | None = None  # of the older one when it was asked
+    arrivals: int | None = None  # the older one's when it was asked
 
     def has_gone(self) -> bool:
         """Return whether it has hung up."""
@@ -141,7 +141,7 @@ class CalledHosts(HostDiscovery):
         """Take a pickled value that a worker has logged; here it is dropped."""
 
     def note_end(self) -> None:
-        """Note that the job has ended; its hosts get to know it as their workers end."""
+        """Note that the job has ended; its hosts notice it as their workers end."""
         self._is_over = True
 
     def set_say(self, say: Callable[[str], None]) -> None:
@@ -158,7 +158,7 @@ class CalledHosts(HostDiscovery):
         return min(filter(None, (look, self._listener.next_deadline())), default=None)
 
     def attend(self) -> list[Caller]:
-        """Handle what has arrived, without waiting; return the hosts that are new."""
+        """Handle arrived connections and frames, without waiting; return the hosts that are new."""
         before = self._listener.denials
         joined = filter(None, map(self._join, self._listener.attend()))
         if (denials := self._listener.denials) != before:
@@ -281,7 +281,7 @@ class CalledHosts(HostDiscovery):
                     self._refuse(caller.connection, self._explain_double(caller))
                 elif (admitted := self._admit(caller)) is not None:
                     yield admitted
-            elif older.leaving:  # as a pod that Kubernetes replaces before it has ended
+            elif older.leaving:  # such as a pod that Kubernetes replaces before it has ended
                 continue
             elif contender.arrivals is None and now >= contender.ask_at:
                 contender.arrivals = older.connection.arrivals

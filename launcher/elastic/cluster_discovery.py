@@ -34,7 +34,7 @@ def find_discovery(where: str, slots: int | None = None) -> HostDiscovery:
 
 
 class DnsDiscovery(HostDiscovery):
-    """The addresses of a name, such as that of a headless Service of Kubernetes, which has those of its pods."""
+    """The addresses of a name, such as a headless Service of Kubernetes, whose name has its pods' addresses."""
 
     def __init__(self, name: str, *, slots: int = 1) -> None:
         """Take the name; nothing is resolved yet.
@@ -78,7 +78,7 @@ class KubernetesDiscovery(HostDiscovery):
 
         Args:
             selector: A label selector, such as ``job-name=train``.
-            namespace: The namespace; None for that of this pod, or of the configuration of ``kubectl``.
+            namespace: The namespace; None for this pod's, or the namespace in the configuration of ``kubectl``.
             slots: The slots of each pod.
             api_client: A ``kubernetes.client.ApiClient`` to use in place of these.
 

@@ -86,12 +86,12 @@ class Driver(Supervisor):
             command: The words that each worker executes.
             environ: The environment that the workers inherit.
             identity: The job's key and name.
-            output: Takes what the workers write.
+            output: Takes the output of the workers.
             wakeup: Wakes :meth:`run` after a signal or a change by another thread.
             grace_period: How long workers may take to exit after a signal to this process, in seconds.
             task: The file that every worker can read.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
-            called: The hosts, if they call in; the hosts that :meth:`tell` names then are those that may take part.
+            called: The hosts, if they call in; then only hosts that :meth:`tell` names may take part.
             monitor: The monitor of the job, or None.
 
         Raises:
@@ -105,9 +105,9 @@ class Driver(Supervisor):
         self._look_every = look_every
         self._membership = Membership(policy, time.monotonic())
         self._events: deque[Event] = deque()
-        self._news: deque[dict[str, int] | str] = deque()  # from other threads
+        self._news: deque[dict[str, int] | str] = deque()  # put there by other threads
         self._processes: dict[int, _Process] = {}
-        self._failures: dict[int, Failure] = {}  # of workers that have exited
+        self._failures: dict[int, Failure] = {}  # by the number of a worker that has exited
         self._offered: dict[str, int] = {}  # the hosts that have called in, as the membership knows them
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
@@ -246,7 +246,7 @@ class Driver(Supervisor):
         if status != 0 and failure_attribution.leaves(self._output.tail(worker)):  # whatever has ended it
             status = -signal.SIGTERM
         self._workers.attend(None if status else worker)  # its last messages come before its exit
-        answer = self.outcome.results.get(worker, b"")  # of a function that has returned, or raised an exception
+        answer = self.outcome.results.get(worker, b"")  # there if a function has returned, or raised an exception
         if status == 0 and answer:
             self._events.append(Finished(worker))
         said = bytes(answer) if answer and status else b"".join(self._failures[worker].last_lines[-1:])
@@ -287,7 +287,7 @@ class Driver(Supervisor):
 
     @property
     def _verdict(self) -> tuple[int, str]:
-        """The exit code for the launchers of hosts that have called in, and what they print."""
+        """The exit code for the launchers of hosts that have called in, and the text that they print."""
         if self._ending_at is None:
             return AGENT_FAILED, "hvdrun: node 0 was interrupted"
         return self.outcome.exit_code, explain_outcome(self.outcome, self._spec.here or "node 0", "worker").decode(
@@ -344,7 +344,7 @@ class Driver(Supervisor):
             return
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, Ready):  # or it would wait for its rank for ever
+            if isinstance(event, Ready):  # or it would wait for its rank forever
                 self._workers.say(event.worker, {"stop": self._stop_reason})
 
     def _carry_out(self, decision: Decision) -> None:
@@ -359,7 +359,7 @@ class Driver(Supervisor):
             self._form(decision)
         elif isinstance(decision, Abandon):
             if decision.generation == self._generation:
-                self._close_server()  # a worker that still waits at the rendezvous gets an error
+                self._close_server()  # raises an error in a worker that still waits at the rendezvous
         elif isinstance(decision, Announce):
             change = {"number": decision.number, "added": decision.added, "removed": decision.removed}
             for worker in decision.members:

@@ -55,7 +55,7 @@ class ElasticLaunch(Launch):
         self._check_this_host(self._found)
 
     def _first_look(self, hosts: DiscoveryThread) -> dict[str, int]:
-        """Find the hosts, and wait for what may pass, such as name servers or an API server that do not answer yet."""
+        """Find the hosts; retry after a failure that may pass, such as a name server that does not answer yet."""
         deadline, waiting = time.monotonic() + self._spec.start_timeout, Waiting()
         while True:
             try:
@@ -96,7 +96,7 @@ class ElasticLaunch(Launch):
         self._stack.callback(self._close_output, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)
         if self._hosts is not None:
-            self._stack.callback(self._hosts.close)  # runs first, so that a closed driver gets no hosts
+            self._stack.callback(self._hosts.close)  # runs first, so that a closed driver is told no hosts
 
     def start(self) -> None:
         """Tell the driver the hosts, now and whenever they change."""

@@ -120,7 +120,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Give up a broken generation: a member that still waits for others at its rendezvous gets an error."""
+    """Give up a broken generation: an error is raised in a member that still waits for others at its rendezvous."""
 
     generation: int
     reason: str
@@ -139,7 +139,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Remove:
-    """Tell a worker that waits for a rank that it gets none, and is to exit."""
+    """Tell a worker that waits for a rank that there is none for it, and that it must exit."""
 
     worker: int
     reason: str

@@ -9,7 +9,7 @@ _LOST_LOW_S = 5.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """The durations of back-offs, in which a host gets no workers.
+    """The durations of back-offs, in which no workers are started on a host.
 
     Attributes:
         low: The first back-off, in seconds; each further one in a row is twice as long.
@@ -27,7 +27,7 @@ class HostHealth:
     """The failures of one host.
 
     Each failure adds one to a bucket, which loses one in two seconds outside back-offs. If failures are rare, a worker
-    is replaced at once; if they are frequent, the host gets back-offs, each longer than the one before until the bucket
+    is replaced at once; if they are frequent, the host has back-offs, each longer than the one before until the bucket
     is empty.
     """
 

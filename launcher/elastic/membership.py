@@ -46,9 +46,9 @@ SETTLE_S = 3.0
 _REMOVED_S = 30.0
 """How long a worker that was removed, or leaves, may take to exit."""
 _ATTEMPTS = 3
-"""So many failures of one kind in a row end the job: of the workers of a slot, of all members, or of every host."""
+"""This number of failures of one kind in a row ends the job: of a slot's workers, of all members, or of every host."""
 _FRUITLESS = 5
-"""So many generations in a row, too: those whose init() fails, or in which a worker fails and nothing is committed."""
+"""This number of generations in a row, too, whose init() fails, or in which a worker fails and nothing is committed."""
 _TERMINATED = (-signal.SIGTERM, failure_attribution.exit_code(-signal.SIGTERM))
 
 
@@ -69,9 +69,9 @@ class Membership(Roster):
         self._changes = 0
         self._blocked_since: float | None = now  # since when a generation is needed
         self._collapses = 0
-        self._early_deaths: dict[tuple[str, int], list[tuple[int, bytes]]] = {}  # by slot, of those still starting
+        self._early_deaths: dict[tuple[str, int], list[tuple[int, bytes]]] = {}  # by slot, of unready workers
         self._asked = False  # whether any worker has ever asked for a rank
-        self._completed = ""  # which worker was the first to complete the training; empty if none has
+        self._completed = ""  # the worker that was the first to complete the training; empty if none has
         self._most_commits = 0
         self._barren = 0  # how many generations in a row made no commit and had a member that exited with an error
         self._pending: list[Decision] = []
@@ -130,7 +130,7 @@ class Membership(Roster):
 
     def _find(self, event: HostsFound, now: float) -> None:
         for host in event.slots:
-            if host not in self.slots:  # offered for the first time, or anew
+            if host not in self.slots:  # offered for the first time, or again
                 self._health[host] = HostHealth(self.policy.backoff)
         known = [host for host in self.slots if host in event.slots]
         new = [host for host in event.slots if host not in self.slots]
@@ -183,7 +183,7 @@ class Membership(Roster):
 
     def _fail(self, worker: WorkerState, event: Exited, now: float) -> None:
         status = event.status
-        self._completed = self._completed if self._asked else ""  # of the program's processes, all must end well
+        self._completed = self._completed if self._asked else ""  # all of the program's processes must end well
         follows = self._health[worker.host].fail(now, self.slots.get(worker.host, 0))
         self._pending.append(Report(worker.number, status, f"worker {worker.number} has failed: {follows}"))
         if self.is_member(worker):
@@ -244,7 +244,7 @@ class Membership(Roster):
     # Decisions.
 
     def decide(self, now: float) -> list[Decision]:
-        """Decide what must be done now. Each decision is returned once; the end of the job is the last one."""
+        """Return the decisions that are due now. Each is returned once; the end of the job is the last one."""
         decisions, self._pending, self._deadlines = self._pending, [], []
         if self._told_end:
             return []
@@ -307,7 +307,7 @@ class Membership(Roster):
                 if self._completed and self._asked and worker.status is Status.STARTING:
                     self._set(worker, Status.REMOVED, now)
                 if worker.status is Status.MEMBER and self._blocked_since is not None:
-                    self._blocked_since = now  # its replacement gets the full time
+                    self._blocked_since = now  # its replacement has the full time
                 yield Kill(worker.number, f"worker {worker.number} is killed: {reason}")
 
     def _reason_to_kill(self, worker: WorkerState, now: float) -> str:
@@ -375,7 +375,7 @@ class Membership(Roster):
     def _is_enough(
         self, staying: int, newcomers: list[WorkerState], chosen: list[WorkerState], overdue: bool, now: float
     ) -> bool:
-        """Return True if a generation is to be formed now of the chosen workers."""
+        """Return True if a generation of the chosen workers must be formed now."""
         policy = self.policy
         if staying or overdue:
             return len(chosen) >= (1 if self._finishing else policy.min_np)

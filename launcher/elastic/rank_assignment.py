@@ -10,7 +10,7 @@ OF_A_PLACE = frozenset(place_variables(**dict.fromkeys(_NAMES, 0))) | {
     "HOROVODLIKE_RENDEZVOUS_ADDR",
     "HOROVODLIKE_RENDEZVOUS_PORT",
 }
-"""The variables that a worker gets from the driver with its rank, and must not inherit."""
+"""The variables that a worker receives from the driver with its rank, and must not inherit."""
 
 
 def place_members(generation: int, hosts: Sequence[str], address: str, port: int) -> list[dict[str, str]]:

@@ -12,12 +12,12 @@ class Policy:
 
     Attributes:
         num_proc: How many workers the job starts with.
-        min_np: With fewer workers the job waits.
+        min_np: The fewest workers; the job waits while it has fewer.
         max_np: The most workers of the job; None for as many as there are slots.
         reset_limit: How many generations there may be after the first one; None for any number. When they are used up,
             workers are neither added nor removed, and a loss ends the job.
-        resets_like_horovod: Of these generations count only those that follow a loss or a change of the hosts' slots,
-            not one that a replaced worker joins; and when they are used up, such a change ends the job as well.
+        resets_like_horovod: Whether only generations after a loss or a change of the hosts' slots count, not one that a
+            replaced worker joins; and when they are used up, such a change ends the job as well.
         backoff: The rule for when a host that has failed is used again.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, or without its connection to the driver, in seconds.
@@ -57,8 +57,8 @@ class WorkerState:
     since: float  # when its status changed
     status: Status = Status.STARTING
     was_ready: bool = False
-    has_shut_down: bool = False  # by its script, since it was ready
-    commits: int = 0  # as it has reported last
+    has_shut_down: bool = False  # its script has called shutdown() since it was ready
+    commits: int = 0  # the number that it has reported last
     stopped_at: float | None = None
     adrift_at: float | None = None
     killed: bool = False
@@ -77,7 +77,7 @@ class Generation:
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
     commits: int = 0  # the most commits of any worker when it was formed
-    slots: dict[str, int] = field(default_factory=dict)  # what the hosts offered when it was formed
+    slots: dict[str, int] = field(default_factory=dict)  # the hosts' slots when it was formed
     broken: str = ""  # why it cannot work any more
     failed: str = ""  # why init() failed, if it did
     failed_before: int = 0  # how many generations just before it, of the same members, failed in init()
@@ -129,7 +129,7 @@ class Roster:
     def staying(self) -> list[WorkerState]:
         """List the members that will have a rank in the next generation.
 
-        If no member has a slot any more, some stay until newcomers have got the training state from them.
+        If no member has a slot any more, some stay until newcomers have received the training state from them.
         """
         members, unwanted = self.members(), self.unwanted()
         wanted = [worker for worker in members if worker.number not in unwanted]

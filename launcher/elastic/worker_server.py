@@ -4,7 +4,7 @@ From a worker to the driver:
 
 ``{"do": "ready", "commits": n, "why": w, "reason": text}``
     It asks for a rank. ``n`` is the number of its commits, including checks for changes of the hosts. ``w`` is
-    ``start``, ``broken`` (its generation broke), ``changed`` (it got ``changed``) or ``failed`` (``init()`` failed).
+    ``start``, ``broken`` (its generation broke), ``changed`` (it received that) or ``failed`` (``init()`` failed).
 ``{"do": "leaving"}``
     It was told to leave (SIGTERM), the other members know, and it will exit with code 0.
 ``{"do": "finished"}``
@@ -89,7 +89,7 @@ class WorkerServer:
         return self._door.next_deadline()
 
     def attend(self, exited: int | None = None) -> None:
-        """Handle what has arrived; wait only for the last words of a worker that has exited, a second at most."""
+        """Handle arrived messages; wait only for the last words of a worker that has exited, a second at most."""
         self._door.attend()
         deadline = time.monotonic() + _FLUSH_S
         while exited in self._connections and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The specification of a job: what the user asks for, and how the job is started."""
+"""The specification of a job: the user's requests, and how the job is started."""
 
 import enum
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ class ElasticSpec:
         heartbeat_timeout: How long a worker may be stopped, or a host silent, before it counts as lost, in seconds.
         grace_period: How long workers may take to leave when the job must end, in seconds.
         discovery_timeout: How long the program that prints the hosts may take, in seconds.
-        discover: Where else the hosts are found, as in ``--discover``, or None.
+        discover: The place where the hosts are found, as in ``--discover``, or None.
     """
 
     min_np: int | None = None
@@ -102,7 +102,7 @@ class MonitorSpec:
 
     Attributes:
         port: The port for readers; 0: a free one; None: there are no readers.
-        metrics_file: A file that gets the metrics each second, or None.
+        metrics_file: A file to which the metrics are written each second, or None.
         host: The address at which readers are answered.
         names: The names by which they may call it.
         token_file: The file with the token, or an empty text for a random one.
@@ -132,7 +132,7 @@ class JobSpec:
         network_timeout: How long another host may be silent before it counts as lost, in seconds.
         network_interface: The network over which hosts communicate, as in the setting of this name.
         bind_to: The processors that each rank is bound to.
-        gpus_per_rank: How many GPUs each rank gets for itself; 0 leaves that to the environment.
+        gpus_per_rank: How many GPUs each rank has for itself; 0 leaves that to the environment.
         output_directory: A folder for a copy of each rank's output, or None.
         timestamps: Whether each line of output begins with the time.
         shown_ranks: The ranks whose output is shown; None for all.
@@ -142,12 +142,12 @@ class JobSpec:
         mpi: Whether MPI's mpirun starts the ranks.
         mpi_args: Further words for mpirun's command line.
         ignored: Horovod's options that were given and have no effect.
-        names: For a flag, the name that the user gave in its place: an argument of ``run()``, a key or a variable.
+        names: The name that the user gave in place of a flag, by flag: an argument of ``run()``, a key or a variable.
         reasons: The reasons for decisions about the job, for ``verbose``.
         servers: How many processes serve parameters beside the ranks.
         server_modules: The modules that they import, for the user's own update rules.
         files: The paths at which each host writes files: the path itself, or the path with a rank in its name.
-        place: What the platform has said about this node, or None.
+        place: The platform's description of this node, or None.
         grace_period: How long ranks may take to end after a signal to the launcher, in seconds.
         monitor: The monitor of the job, or None.
         live: Whether the launcher shows the state of the job, which its monitor has, among the output.

@@ -96,7 +96,7 @@ def reachable_addresses(described: Mapping[str, HostDescription | None], network
 
 
 def bindable_addresses(host: str, network_interface: str) -> list[str]:
-    """Return this host's address in the network of the setting; without a setting, those at which its name is reached.
+    """Return this host's address in the network of the setting; without a setting, the addresses of its name.
 
     Raises:
         UsageError: This host is not in that network.

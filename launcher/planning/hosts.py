@@ -23,7 +23,7 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of one host, among those of all hosts.
+    """The ranks of one host, among the ranks of all hosts.
 
     Attributes:
         names: The hosts that have ranks, each name once, in the order of their ranks.
@@ -134,14 +134,14 @@ def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 def place_ranks(hosts: Sequence[HostSlots], num_proc: int | None) -> tuple[Placement, ...]:
-    """Place ranks on the hosts: fill each host's slots before those of the next.
+    """Place ranks on the hosts: fill each host's slots before the next host's slots.
 
     Args:
         hosts: The hosts and their slots.
         num_proc: The number of ranks; None for as many as there are slots.
 
     Returns:
-        A placement for each host that gets ranks.
+        A placement for each host that has ranks.
 
     Raises:
         UsageError: There are too few slots.

@@ -14,7 +14,7 @@ _Cpus = tuple[int, ...]
 # TensorFlow's variables for the threads of its kernels and of its graph executor: its counterparts of OMP_NUM_THREADS.
 _TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# glibc's malloc returns the memory of freed gradients to the kernel, and gets it back in the next step page by page,
+# glibc's malloc returns the memory of freed gradients to the kernel, which gives it back in the next step page by page,
 # each filled with zeros: this takes a quarter of the time of a training step. So these tunables make malloc keep up to
 # 4 GiB of free memory, map no block of less than 32 MiB (the maximum) by itself, and ask for huge pages.
 MALLOC_TUNABLES = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432:glibc.malloc.hugetlb=1"
@@ -169,7 +169,7 @@ def plan_servers(spec: JobSpec, placement: Placement, identity: JobIdentity) -> 
 
 
 def server_numbers(spec: JobSpec, placement: Placement) -> range:
-    """Return the numbers of the servers of one host: the hosts get them in turn."""
+    """Return the numbers of the servers of one host: they are assigned to the hosts in turn."""
     return range(spec.num_proc + placement.number, spec.num_proc + spec.servers, len(placement.names))
 
 
@@ -258,7 +258,7 @@ def gpu_variables(
     """Assign the host's GPUs to its local ranks, in order. Pure.
 
     Args:
-        per_rank: How many GPUs each rank gets; with 0, no variable is set.
+        per_rank: How many GPUs each rank has; with 0, no variable is set.
         gpus: The GPUs of the host.
         ranks: How many ranks the host has.
         called: The name with which the user gave ``per_rank``, for messages.
@@ -291,7 +291,7 @@ OWN_NAMES = (
     *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "XAUTHORITY"),
     "CUDA_VISIBLE_DEVICES",
 )
-"""Variables that each host has for itself: ranks get the values on their host, not the launcher's."""
+"""Variables that each host has for itself: ranks have their own host's values, not the launcher's."""
 OWN_PREFIXES = ("SSH_", "XDG_")
 _OF_A_WORKER = frozenset(
     {
@@ -303,7 +303,7 @@ _OF_A_WORKER = frozenset(
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all variables except those of a process of another job, which may have started the launcher."""
+    """Return all variables except the rank variables of another job, whose process may have started the launcher."""
     return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
 
 

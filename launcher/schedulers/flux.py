@@ -2,9 +2,9 @@
 
 An instance of Flux, as ``flux batch`` and ``flux alloc`` start it, has hosts of its own. No variable holds them; only
 Flux's commands list them, says flux-environment(7). The agent of a host is a job of the instance, which takes the whole
-host. ``flux exec`` starts processes without a job, as flux-exec(1) advises for tools, but of what an agent writes, it
-prints only the text before the next zero byte, and each frame has zero bytes. ``flux run`` passes all bytes on, in
-base64 where they are not text (RFC 24 of Flux), and with ``--unbuffered`` without delay.
+host. ``flux exec`` starts processes without a job, as flux-exec(1) advises for tools, but it prints an agent's output
+only up to the next zero byte, and each frame has zero bytes. ``flux run`` passes all bytes on, in base64 where they are
+not text (RFC 24 of Flux), and with ``--unbuffered`` without delay.
 """
 
 from collections import Counter

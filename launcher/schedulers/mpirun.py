@@ -101,7 +101,7 @@ def make_command(
         is_root: Whether the user is root; Open MPI then needs a flag.
 
     Raises:
-        UsageError: mpirun cannot do what is asked for.
+        UsageError: mpirun cannot start the job as it was asked for.
     """
     if spec.output_directory is not None:
         raise UsageError("--output-filename cannot be used with --mpi; give mpirun's own option with --mpi-args")
@@ -158,7 +158,7 @@ def make_environ(
     bound_here = [placement.name for placement in placements] == [spec.here]
     asked = spec if bound_here else replace(spec, bind_to=Binding.NONE)  # other hosts may have more cores
     plans, said = plan_ranks(asked, command, fullest, host, identity, environ)
-    # With PYTHONUNBUFFERED, mpirun would get each line in pieces, and put the rank in front of each piece.
+    # With PYTHONUNBUFFERED, mpirun would receive each line in pieces, and put the rank in front of each piece.
     left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
     variables = {**inherited(environ), **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
     return {name: value for name, value in variables.items() if name not in left_out}, said

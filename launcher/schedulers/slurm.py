@@ -37,7 +37,7 @@ class Slurm(Scheduler):
     def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
         """See :meth:`Scheduler.start_command`."""
         cpus = remote.cpus.get(host)
-        share = [f"--cpus-per-task={cpus}"] if cpus else []  # otherwise the step would get one processor
+        share = [f"--cpus-per-task={cpus}"] if cpus else []  # otherwise the step would have one processor
         step = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}"]
         step += ["--overlap", "--mem=0", "--cpu-bind=none"]
         return ["srun", *step, *share, "--mpi=none", "--unbuffered", "--quiet", *AGENT]

@@ -53,7 +53,7 @@ def explain_failure(program: str, status: int, words: Sequence[str]) -> str:
     """Explain why an agent has not answered.
 
     Args:
-        program: The program that was to start the agent, such as ssh.
+        program: The program that should have started the agent, such as ssh.
         status: The exit code of the program, or the negated number of the signal that killed it.
         words: The lines that the program, or the agent, has written to standard error.
     """

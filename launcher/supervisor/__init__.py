@@ -90,7 +90,7 @@ class Supervisor:
         return left if timeout is None else min(left, timeout)
 
     def _watch(self, selector: selectors.BaseSelector) -> bool:
-        """Register what the loop waits for; return False when the job is over."""
+        """Register the descriptors that the loop waits for; return False when the job is over."""
         raise NotImplementedError
 
     def _timeout(self) -> float | None:
@@ -98,7 +98,7 @@ class Supervisor:
         raise NotImplementedError
 
     def _react(self, selector: selectors.BaseSelector) -> None:
-        """Act upon what has happened."""
+        """Act upon the events of the last wait."""
         raise NotImplementedError
 
 
@@ -128,7 +128,7 @@ class SignalHandler:
         # Without this, a signal just before the system call of select() would be noticed only when the call returns.
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup, or in a shell's background job
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # it is under nohup, or in a shell's background job
                 self._before[signum] = signal.signal(signum, lambda number, _: self._hear(number))
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Start the agents of all hosts at the same time, and find out which hosts cannot take part, and why."""
+"""Start the agents of all hosts at the same time, and find out which hosts cannot take part, with the reasons."""
 
 import functools
 import os
@@ -102,14 +102,14 @@ def describe_hosts(spec: JobSpec, connections: Sequence[AgentConnection], progra
 
     Args:
         spec: The job.
-        connections: The agents; those of this host are not asked.
+        connections: The agents; this host's agent is not asked.
         program: The program that the ranks will execute.
 
     Returns:
         The description of each host.
 
     Raises:
-        HostsError: Some hosts cannot take part; the message lists all of them, and why.
+        HostsError: Some hosts cannot take part; the message lists all of them with the reasons.
     """
     folder = working_folder()
     waiting = {connection.host: connection for connection in connections if connection.host is not None}
@@ -182,7 +182,7 @@ def read_description(answer: list[Frame] | Exception, connection: FrameConnectio
     """
     if answer == []:
         status = connection.close()
-        if not isinstance(connection, AgentConnection):  # it has called in
+        if not isinstance(connection, AgentConnection):  # the host has called in
             raise HostsError(connection.explain_end(status))
         raise HostsError(explain_failure(scheduler_of(spec.remote).program, status, connection.last_words))
     try:
@@ -217,7 +217,7 @@ def start_message(
         folder: The folder in which the ranks start.
         elsewhere: True for another host, which keeps its own values of some variables.
         elastic: More ranks may follow.
-        grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
+        grace_period: How long the ranks may take to end once the agent has received a signal, in seconds.
     """
     environ = inherited(environ)
 

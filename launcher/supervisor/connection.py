@@ -106,7 +106,7 @@ class FrameConnection:
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Begin what :meth:`close` does, if it takes its time; do not wait."""
+        """Begin the work of :meth:`close` that takes time; do not wait."""
 
     @property
     def last_words(self) -> list[str]:
@@ -127,7 +127,7 @@ class FrameConnection:
         raise NotImplementedError
 
     def explain_end(self, status: int) -> str:
-        """Describe how the other end has ended, for messages; the status is that of :meth:`close`."""
+        """Describe how the other end has ended, for messages; the status is the result of :meth:`close`."""
         raise NotImplementedError
 
     def _read(self) -> bytes | None:
@@ -272,7 +272,7 @@ def watch_descriptor(
 def start_local_agent() -> AgentConnection:
     """Start the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
     process = subprocess.Popen(
-        # -X utf8 does not change what ranks get: names and variables travel as bytes.
+        # -X utf8 does not change the ranks' names and variables, which travel as bytes.
         [sys.executable, "-I", "-S", "-X", "utf8", START_AGENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -317,7 +317,7 @@ class FrameHandler(Protocol):
         """Handle a host that has been silent for too long; its connection is about to be cut."""
 
     def on_end(self, connection: FrameConnection, status: int) -> None:
-        """Handle the end of the connection to a host; the status is that of :meth:`FrameConnection.close`."""
+        """Handle the end of the connection to a host; the status is the result of :meth:`FrameConnection.close`."""
 
 
 class AgentConnections:

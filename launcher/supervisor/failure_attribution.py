@@ -23,7 +23,7 @@ _ON_DISK = re.compile(rb"; (no commit|commit (\d+)) is on disk(; nothing newer i
 # The rendezvous server's message about a rank that is the cause although its exit code is 0.
 _LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
 
-# Parts of the errors that scripts for Keras 2 get from Keras 3, and what to write instead.
+# Parts of the errors that Keras 3 raises in scripts for Keras 2, and the text to write instead.
 _OF_KERAS_2 = {
     b"argument 'experimental_run_tf_function'": "remove experimental_run_tf_function=... from compile()",
     b"keras.backend' has no attribute 'set_value'": "write optimizer.learning_rate = value in place of set_value()",
@@ -70,7 +70,7 @@ def signal_name(number: int) -> str:
 def is_consequence(failure: Failure) -> bool:
     """Return True if the rank failed because a peer had gone, according to the last exception that it raised.
 
-    The exception need not be in the last line: some packages print a message when the interpreter exits.
+    The exception may be above the last line: some packages print a message when the interpreter exits.
     """
     if failure.raised:
         return failure.raised in _LOST_PEER
@@ -82,7 +82,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def names_lost_peer(line: bytes) -> bool:
-    """Return True if a line is that of an exception which a rank raises because a peer has gone."""
+    """Return True if a line belongs to an exception that a rank raises because a peer has gone."""
     return _CONSEQUENCE.match(line) is not None
 
 
@@ -108,7 +108,7 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 
 def leaves(written: bytes) -> bool:
-    """Return whether SIGTERM has asked a rank to leave, according to what it has written to standard error."""
+    """Return whether SIGTERM has asked a rank to leave, according to its standard error."""
     return _LEAVES.search(written) is not None and _HAS_ENDED not in written
 
 
@@ -116,7 +116,7 @@ def departure(written: bytes, killed: str) -> tuple[int, str] | None:
     """Return exit code and last words of a job that SIGTERM has ended; None if no rank was killed or has commits.
 
     Args:
-        written: What all ranks have written to standard error in the end.
+        written: The last lines of all ranks on standard error.
         killed: The ranks that were killed, if any.
     """
     found = [*_ON_DISK.finditer(written)]
@@ -145,7 +145,7 @@ def describe(failure: Failure, noun: str = "rank", *, is_above: bool = False) ->
     if failure.departure:
         return [f"hvdrun: {failure.departure}".encode()]
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
-    if failure.status == 0:  # of a worker
+    if failure.status == 0:  # only a worker's
         what += " before its training function had returned, and without a call of shutdown()"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]

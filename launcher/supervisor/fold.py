@@ -18,7 +18,7 @@ from horovodlike.launcher.supervisor.printer import LONGEST_PARTIAL
 
 WINDOW_S = 0.5
 """How long a line waits for the same line of other ranks: longer than ranks that work in step are apart on a crowded
-machine, and too short to be felt by a person who watches."""
+machine, and too short to be noticed."""
 LEFT_OUT = b" (traceback left out)"
 _MOST_BYTES = 16 * 1024 * 1024  # the limit for all blocks that wait
 _OVERHEAD = 512  # a block counts as its text and this
@@ -34,8 +34,8 @@ class Block:
     Attributes:
         stream: The stream to which it was written.
         text: The bytes.
-        written: When a rank has written it; of several ranks, the first one.
-        deadline: When it must be shown at the latest.
+        written: The time at which a rank has written it; of several ranks, the first one.
+        deadline: The latest time to show it.
         traceback: Whether it is a whole traceback.
         is_consequence: Whether it stands for a traceback whose cause is another rank.
         is_bar: Whether it is a piece of a progress bar, which is shown for each rank.
@@ -68,30 +68,30 @@ class _Source:
 class Fold:
     """The blocks of all ranks that wait to be shown.
 
-    Times are those of one clock that never goes back, in seconds. What a method returns must be shown in that order.
+    Times are in seconds of one clock that never goes back. Blocks that a method returns must be shown in their order.
     """
 
     def __init__(self, num_ranks: int | None = None, window: float = WINDOW_S) -> None:
         """Start with nothing that waits.
 
         Args:
-            num_ranks: How many ranks write; what all of them have written is shown at once. None if it may change.
+            num_ranks: How many ranks write; a block that all have written is shown at once. None if it may change.
             window: How long a line waits at most, in seconds.
         """
         self._running = math.inf if num_ranks is None else num_ranks
         self._finished: set[int] = set()
         self._window = window
         self._sources: dict[tuple[int, FrameKind], _Source] = {}
-        self._tracebacks: dict[int, Block] = {}  # by rank: not ended yet; the first one that was begun comes first
+        self._tracebacks: dict[int, Block] = {}  # unfinished ones, by rank, in the order of their starts
         self._queues: dict[int, deque[Block]] = defaultdict(deque)  # by rank
         self._holders: dict[_Key, dict[int, int]] = defaultdict(dict)  # how many such blocks are in each rank's queue
         self._bytes = 0
         self._due = math.inf  # no block in the queues is due before
-        self._shown: list[Block] = []  # for the next return
+        self._shown: list[Block] = []  # to be returned next
 
     @property
     def deadline(self) -> float | None:
-        """When to call :meth:`due` at the latest; None while nothing waits."""
+        """The latest time to call :meth:`due`; None while nothing waits."""
         first = min(self._due if self._holders else math.inf, self._traceback_due)
         return None if first == math.inf else first
 
@@ -236,7 +236,7 @@ class Fold:
 
 
 def _split(source: _Source, data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Yield what a source has written in pieces, each with True if it is a line, False if it must be passed on."""
+    """Yield a source's bytes in pieces, each with True if it is a line, False if it must be passed on."""
     *lines, rest = (source.partial + data).split(b"\n")
     source.partial = b""
     for line in lines:

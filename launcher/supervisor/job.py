@@ -79,13 +79,13 @@ class Job(Supervisor):
 
         Args:
             connections: The connections to the hosts, and the ranks of each, which are about to start.
-            output: Takes what the ranks write.
+            output: Takes the output of the ranks.
             wakeup: Wakes :meth:`run` after a signal or a change by another thread.
             verbose: Decisions are explained.
             network_timeout: How long another host may be silent, in seconds.
             look_every: The longest wait of :meth:`run`, in seconds; between waits, a signal handler can raise.
             on_gone: Called with a rank whose process group is empty, and how it ended; its failure is recorded by then.
-            num_ranks: As for :func:`server_of`. Servers are ended when all ranks have ended, also after a signal. If a
+            num_ranks: See :func:`server_of`. Servers are ended when all ranks have ended, also after a signal. If a
                 server exits before, the job fails.
             grace_period: How long ranks may take to end after a signal to this process, in seconds.
         """
@@ -102,7 +102,7 @@ class Job(Supervisor):
         self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
         self._killed: list[int] = []
-        self._signalled: set[FrameConnection | None] = set()  # the nodes whose launchers have got a signal
+        self._signalled: set[FrameConnection | None] = set()  # the nodes whose launchers have received a signal
         self._failed_at: float | None = None
         self._ended = False
         self._servers_ended = False

@@ -15,19 +15,19 @@ _PERIOD_S = 1.0
 _PLAIN_PERIOD_S = 10.0
 """The time between two lines where a line cannot be overwritten."""
 _EVENTS = 3
-_LEAST_DONE = 1e-3  # from which the time left is estimated
+_LEAST_DONE = 1e-3  # the least share that is done from which the time left is estimated
 _PARTS = ("computing", "communicating", "waiting")
 
 View = Callable[[str, str], None]
-"""Shows a text, or HTML where that can be shown, in the place of what was shown before."""
+"""Shows a text, or HTML where that can be shown, in the place of the last one."""
 
 
 def facts(state: Mapping[str, Any], seconds: float) -> tuple[list[str], list[str]]:
-    """Return what a person wants to know of a job: the usual, and what is wrong.
+    """Return the state of a job in words: the usual facts, and the faults.
 
     Args:
         state: The state; see :meth:`horovodlike.monitor.board.Board.snapshot`.
-        seconds: For how long the job has been running.
+        seconds: How long the job has been running.
     """
     by_state = {
         name: [each["rank"] for each in state["ranks"] if each["state"] == name] for name in ("silent", "ended")
@@ -72,13 +72,13 @@ def progress(state: Mapping[str, Any]) -> float | None:
 
 
 def as_line(state: Mapping[str, Any], seconds: float) -> str:
-    """Return the state of a job as one line, which a terminal may cut: what is wrong comes early."""
+    """Return the state of a job as one line, which a terminal may cut: faults come early."""
     usual, wrong = facts(state, seconds)
     return "; ".join([usual[0], *wrong, *usual[1:]])
 
 
 def as_html(state: Mapping[str, Any], seconds: float) -> str:
-    """Return the state of a job as HTML; whatever comes from ranks is escaped."""
+    """Return the state of a job as HTML; all text from ranks is escaped."""
     usual, wrong = facts(state, seconds)
     parts = [f"<p>{escape('; '.join(usual))}</p>"]
     if (done := progress(state)) is not None:
@@ -140,7 +140,7 @@ class LiveOutput(WatchedOutput):
 
 
 def _open_notebook() -> View | None:
-    """Return what shows the state in the cell of a notebook; None elsewhere."""
+    """Return the function that shows the state in the cell of a notebook; None elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if not hasattr(shell, "kernel"):  # IPython on a terminal has none

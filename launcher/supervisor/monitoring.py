@@ -68,11 +68,11 @@ class WatchedOutput(RankOutput):
     """Output that the monitor sees, too."""
 
     def __init__(self, board: Board, wakeup: Wakeup, *given: Any, **named: Any) -> None:
-        """Take the monitor's board, what wakes the loop of this thread, and the arguments of :class:`RankOutput`."""
+        """Take the monitor's board, the waker of this thread's loop, and the arguments of :class:`RankOutput`."""
         super().__init__(*given, **named)
         self._board = board
         self._wakeup = wakeup
-        self._verdicts: deque[str] = deque()  # on slow ranks, from the thread of the monitor
+        self._verdicts: deque[str] = deque()  # the monitor's thread adds verdicts on slow ranks
         board.announce = self._take_verdict
 
     def _take_verdict(self, text: str) -> None:

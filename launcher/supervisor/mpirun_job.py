@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class MpirunLaunch(Launch):
-    """A job whose ranks mpirun starts, watches and ends; it gets this process's signals. For the main thread only."""
+    """A job whose ranks mpirun starts, watches and ends; this process's signals reach it. For the main thread only."""
 
     def resolve(self) -> None:
         """Find mpirun."""
@@ -60,7 +60,7 @@ class MpirunLaunch(Launch):
         self._exit_code = _run(self._words, self._variables)
 
     def attribute(self) -> Outcome:
-        """Return mpirun's exit code, which is that of a rank that failed; or 128 plus the number of a signal."""
+        """Return mpirun's exit code, which is a failed rank's exit code; or 128 plus the number of a signal."""
         return Outcome(self._exit_code)
 
 
@@ -78,7 +78,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
     def prepare() -> None:
         os.setpgid(0, 0)  # only hvdrun passes a terminal's signals on to mpirun
-        die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
+        die_with_parent(parent, signal.SIGTERM)  # mpirun then ends its ranks
 
     process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
     came: list[int] = []

@@ -287,7 +287,7 @@ class NodeListener:
         )
 
     def attend(self) -> list[Joined]:
-        """Handle what has arrived, without waiting; return the launchers that have joined."""
+        """Handle arrived connections and frames, without waiting; return the launchers that have joined."""
         found = []
         while (joined := self._serve(0.0)) is not None:
             found.append(joined)
@@ -297,7 +297,7 @@ class NodeListener:
         """Wait for the next launcher that proves the key and sends JOIN; a slow one does not delay others.
 
         Args:
-            deadline: When to give up, as ``time.monotonic()``.
+            deadline: The time to give up, as ``time.monotonic()``.
 
         Returns:
             The connection, the number of nodes that the other launcher was given, and its JOIN; None when time is up.
@@ -394,7 +394,7 @@ def connect_node(
         nnodes: The number of nodes; 0 if they have names.
         host: A name or address of node 0.
         port: The port that it listens on.
-        deadline: When to give up, as ``time.monotonic()``.
+        deadline: The time to give up, as ``time.monotonic()``.
         cancelled: Returns whether to give up now.
 
     Raises:

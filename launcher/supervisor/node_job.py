@@ -96,7 +96,7 @@ class LeaderLaunch(_NodeLaunch):
         self._identity = replace(self._identity, master=(self._nodes.host, find_free_port()))
 
     def _begin(self, agent: FrameConnection) -> Supervisor:
-        """Tell the other nodes which ranks they have; return the supervisor of the whole job."""
+        """Tell the other nodes their ranks; return the supervisor of the whole job."""
         self._stack.callback(self._dismiss)  # runs before this node's agent is ended
         for connection, placement in zip(self._others, self._placements[1:], strict=True):
             connection.host = placement.name
@@ -127,7 +127,7 @@ class FollowerLaunch(_NodeLaunch):
     """The steps of a node other than node 0."""
 
     def resolve(self) -> None:
-        """Ask node 0 which ranks this node has."""
+        """Ask node 0 for this node's ranks."""
         spec, nodes = self._spec, self._nodes
         assert nodes.number is not None
         deadline = time.monotonic() + spec.start_timeout
@@ -265,7 +265,7 @@ def _has_gone(connection: NodeConnection) -> bool:
 
 
 def read_join(connection: NodeConnection, join: Frame) -> dict[str, Any]:
-    """Note what a launcher says in its JOIN; return all of it.
+    """Read a launcher's JOIN, and note the node's data; return all of it.
 
     Raises:
         HostsError: It makes no sense, or comes from another version.
@@ -324,7 +324,7 @@ def explain_outcome(outcome: Outcome, here: str, kind: str = "rank") -> bytes:
     Args:
         outcome: How it has ended.
         here: The name of this node.
-        kind: What its processes are.
+        kind: The noun for its processes.
     """
     if (failure := outcome.failure) is not None:
         return b"\n".join(failure_attribution.describe(replace(failure, host=failure.host or here), kind))

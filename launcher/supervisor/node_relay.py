@@ -32,7 +32,7 @@ class Relay(Supervisor):
         Args:
             agent: The agent of this node, to which START has been sent.
             uplink: The connection to the launcher of node 0.
-            output: Takes what the ranks write.
+            output: Takes the output of the ranks.
             wakeup: Wakes :meth:`run` after a signal or a change by another thread.
             patience: How long node 0 may be silent before its first ALIVE, which sets the limit, in seconds.
         """
@@ -42,10 +42,10 @@ class Relay(Supervisor):
         self._signalled = 0
         self._open: dict[FrameConnection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
         self._finished: set[FrameConnection] = set()
-        self._lost_at = time.monotonic() + patience  # when to give node 0 up unless a heartbeat comes
+        self._lost_at = time.monotonic() + patience  # when node 0 counts as lost unless a heartbeat comes
         self._exit_code = AGENT_FAILED
         self._complained = False
-        self.why: str | None = None  # why the job has failed, in node 0's words
+        self.why: str | None = None  # the reason why the job has failed, in node 0's words
 
     @property
     def abandoned(self) -> bool:

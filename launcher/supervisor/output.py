@@ -60,7 +60,7 @@ class Screen:
         write: The function that writes bytes to it.
         printer: Its state; shared by standard output and error if they lead to the same place.
         coloured: Prefixes have colours.
-        is_terminal: A person looks at it; neither a file nor a pipe.
+        is_terminal: It is a terminal; neither a file nor a pipe.
     """
 
     write: Write
@@ -207,10 +207,10 @@ class RankOutput:
             writer: Writes to the screens, in its own thread.
             files: The files that receive a copy, or None.
             timestamps: Each line begins with the time.
-            num_ranks: As for :func:`server_of`.
+            num_ranks: See :func:`server_of`.
             clock: Returns the time of the output that is being added, in seconds since 1970. A line that has waited
                 for the same line of other ranks has the time at which the first of them has written it.
-            fold: What several ranks write to a terminal is shown once; None shows all that each rank writes.
+            fold: Shows output of several ranks on a terminal once; None shows all output of each rank.
             shown: The ranks whose output is shown; None for all. Servers are always shown.
         """
         self._screens = screens
@@ -222,7 +222,7 @@ class RankOutput:
         self._clock = clock
         self._fold = Fold() if fold is None else fold
         self._folded = set() if fold is None else {stream for stream, screen in screens.items() if screen.is_terminal}
-        self._lowest: Block | None = None  # the last of what the ranks have written on a terminal, if all is shown
+        self._lowest: Block | None = None  # the ranks' last block on a terminal, if all is shown
         self._tails: dict[int, bytes] = {}
 
     @property
@@ -285,7 +285,7 @@ class RankOutput:
 
     @property
     def deadline(self) -> float | None:
-        """When to call :meth:`show_due` at the latest, as a value of ``time.monotonic()``; None while no line waits."""
+        """The latest time to call :meth:`show_due`, as a value of ``time.monotonic()``; None while no line waits."""
         return self._fold.deadline
 
     def show_due(self) -> None:

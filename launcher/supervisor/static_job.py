@@ -1,4 +1,4 @@
-"""The steps of every kind of job, and those of a job that this launcher starts through one agent per host."""
+"""The steps of every kind of job, and the steps of a job that this launcher starts through one agent per host."""
 
 import secrets
 import sys
@@ -49,7 +49,7 @@ class Launch:
         take_signals: bool = False,
         reasons: Sequence[str] = (),
     ) -> None:
-        """Take the arguments of ``launcher.launch.launch``, and the stack, which ends what the steps have started."""
+        """Take the arguments of ``launcher.launch.launch``, and the stack, which undoes the steps."""
         self._spec, self._command, self._environ, self._stack = spec, command, environ, stack
         self._discovery, self._task, self._take_signals = discovery, task, take_signals
         self._reasons = tuple(reasons) if spec.verbose else ()
@@ -63,7 +63,7 @@ class Launch:
         """Find the hosts of the job, and the ranks of each."""
 
     def probe(self) -> None:
-        """Find out what the hosts have, and whether the job can run there."""
+        """Find out the hosts' processors and GPUs, and whether the job can run there."""
 
     def serve(self) -> None:
         """Listen for the ranks."""
@@ -116,7 +116,7 @@ class Launch:
     def _close_output(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all output is written, unless the job is abandoned."""
         if self._spec.live and self._monitor is not None:
-            self._monitor.close()  # now, so that what is shown last has the last reports
+            self._monitor.close()  # now, so that the last display has the last reports
         self._output.end()
         self._writer.close(abandoned)
 
@@ -140,7 +140,7 @@ class Launch:
         self._open_monitor(address.split(","), size)
 
     def _open_monitor(self, addresses: Sequence[str], size: int | None = None) -> None:
-        """Start the monitor, if there is to be one, on the addresses at which ranks reach this host."""
+        """Start the monitor, if it was asked for, on the addresses at which ranks reach this host."""
         if self._spec.monitor is not None:
             from horovodlike.launcher.supervisor.monitoring import open_monitor
 
@@ -157,7 +157,7 @@ class StaticLaunch(Launch):
         self._placements = self._spec.placements
 
     def probe(self) -> None:
-        """Describe this host, and check that its ranks fit; then start the agents and ask those of other hosts."""
+        """Describe this host, and check that its ranks fit; then start the agents and ask other hosts' agents."""
         self._hosts = {
             each.name: describe_this_host(self._spec, self._environ)
             for each in self._placements

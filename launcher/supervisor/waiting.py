@@ -1,4 +1,4 @@
-"""Messages about what a launcher waits for: none in a start without delay, and each only once."""
+"""Messages about a launcher's waits: none in a start without delay, and each only once."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ class Waiting:
     """The messages of one wait: after the first seconds, one whenever its object changes.
 
     Attributes:
-        hint: The end of the first message of each wait: what the launcher has found out by itself about its node.
+        hint: The end of the first message of each wait: facts that the launcher has found out by itself about its node.
     """
 
     hint: ClassVar[str] = ""
@@ -40,7 +40,7 @@ class Waiting:
         self._said: str | None = None
 
     def note(self, what: str) -> None:
-        """Say what it waits for now, unless it has said so already, or it is too early."""
+        """Name the object of the wait, unless that was printed already, or it is too early."""
         if what != self._said and self._clock() >= self._loud_at:
             self._say(what if self._said else what + self.hint)
             self._said = what

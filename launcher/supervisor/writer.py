@@ -56,7 +56,7 @@ class Writer:
         self._queue: deque[tuple[Write, bytes]] = deque()
         self._bytes = 0
         self._closing = False
-        self._errors: dict[Any, Exception] = {}  # by target: the error of the write that failed
+        self._errors: dict[Any, Exception] = {}  # the error of the write that failed, by target
         self._thread = threading.Thread(target=self._run, name="hvdrun-writer", daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""``hvdrun --check-build``: reports what this installation can do, without importing any framework."""
+"""``hvdrun --check-build``: reports the capabilities of this installation, without importing any framework."""
 
 import importlib.metadata
 import importlib.util
@@ -14,7 +14,7 @@ _BUILD_FILES = {
     "torch": ("version.py", r"^cuda\b[^=\n]*= *'?([\w.]+)"),
     "tensorflow": ("python/platform/build_info.py", r"'is_cuda_build', (True|False)"),
 }
-"""For each framework, the file that says whether it was built for CUDA, and a pattern for that."""
+"""The file that says whether a framework was built for CUDA, and a pattern for that, by framework."""
 
 Row = tuple[bool, str, str]
 """One line of the report: whether the item can be used, its name, and a remark."""

@@ -36,7 +36,7 @@ _PACKAGES = ("horovodlike", "torch", "tensorflow", "keras", "numpy")
 _Pairs = dict[str, tuple[int, int]]
 
 _MOST_ROUNDS = 31
-"""In a round each host measures one link, so with more than 32 hosts not every link is measured."""
+"""The most rounds. In each, a host measures one link, so with more than 32 hosts not every link is measured."""
 _SMALL, _LARGE = 1, 4 << 20
 """Elements of float32."""
 _SMALL_TIMES, _LARGE_TIMES = 200, 8
@@ -86,7 +86,7 @@ def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
 
 
 def _measure_round(pairs: _Pairs) -> list[Link]:
-    """Measure several pairs at the same time; every rank gets all results."""
+    """Measure several pairs at the same time; every rank receives all results."""
     if basics.size() == 2:  # the global set has these ranks already
         process_sets = [global_process_set]
     else:

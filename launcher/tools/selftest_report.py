@@ -16,7 +16,7 @@ class Link:
     """The measurement between two ranks.
 
     Attributes:
-        name: The two hosts, or the one host of both ranks.
+        name: The two hosts, or the host of both ranks.
         latency: Seconds that a small allreduce took.
         rate: Bytes per second in each direction, in a large allreduce.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import words
 from tables import ROOT, rows
@@ -35,3 +36,20 @@ def test_retired_words_are_found_in_identifiers_of_their_folders() -> None:
         assert not word.is_in("horovodlike/config.py", words.split(line))
     for line in ("knight_watch", "night, watch", "night_watchman", "NightWatchList"):
         assert not word.is_in("launcher/job.py", words.split(line)), line
+
+
+def test_phrases_are_found_in_comments_and_in_docstrings_of_constants(tmp_path: Path) -> None:
+    python = tmp_path / "rules.py"
+    python.write_text('LIMIT = 1\n"""What the queue has: those\nof a batch."""\nEND = "that of"  # taken anew\n')
+    assert [*words.prose(python)][0] == (2, "What the queue has: those", True)
+    assert [*words.phrases(python)] == [(2, "those of"), (4, "anew")]
+    header = tmp_path / "rules.h"
+    header.write_text("int begin();  // the begin of a step\n/* Begin it. So many\n * wait for ever. */\n")
+    assert [*words.phrases(header)] == [(1, "the begin"), (2, "So many"), (3, "for ever")]
+
+
+def test_a_pronoun_may_stand_after_a_comparison() -> None:
+    for line in ("smaller than that of a sum", "as large as those of the others", "to begin a copy of [begin, end)"):
+        assert not words.PHRASES.search(line), line
+    for line in ("the batch's begin", "becomes that of the last one", "so much is unsent"):
+        assert words.PHRASES.search(line), line

@@ -22,7 +22,7 @@ struct hvl_parameters_array {
 namespace hvl {
 namespace {
 
-// Guards current_node. A thread that holds it takes no other lock but those of the node.
+// Guards current_node. A thread that holds it takes no other lock but the node's locks.
 std::mutex node_mutex;
 std::shared_ptr<ParameterNode> current_node;
 bool is_stopping = false;  // guarded by node_mutex: current_node. No other one may complete handles beside it

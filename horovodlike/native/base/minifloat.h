@@ -57,7 +57,7 @@ template <class T, class Float, class Bits>
 HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
   using Format = MinifloatFormat<T>;
   constexpr int kShift = Format::kShift;
-  constexpr uint32_t kHalf = 1u << (kShift - 1);  // of the last place
+  constexpr uint32_t kHalf = 1u << (kShift - 1);  // half of the last place
   constexpr uint32_t kQuiet = 1u << (T::kFractionBits - 1);
   constexpr uint32_t kFraction = 2 * kQuiet - 1;
   constexpr uint32_t kInfinity = 255u << 23;
@@ -68,8 +68,8 @@ HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
   }
   constexpr uint32_t kNan = Format::kSign - 1;
   constexpr uint32_t kMost = T::kHasInfinity ? Format::kTopExponent << T::kFractionBits : kNan - 1;  // max magnitude
-  constexpr uint32_t kOverflow = (kMost << kShift) + Format::kRebias;      // from here on, the result is kMost
-  constexpr uint32_t kRounder = Format::kSmallestNormal + (kShift << 23);  // its last place is that of a subnormal T
+  constexpr uint32_t kOverflow = (kMost << kShift) + Format::kRebias;      // the least value whose result is kMost
+  constexpr uint32_t kRounder = Format::kSmallestNormal + (kShift << 23);  // its last place equals a subnormal T's
   const Bits magnitude = bits & 0x7fffffffu;
   const Float rounder = bit_cast<Float>(Bits{} + kRounder);
   const Bits subnormal = bit_cast<Bits>(bit_cast<Float>(magnitude) + rounder) - kRounder;

@@ -75,7 +75,7 @@ void Adasum::begin(const Batch& batch, const Team& team, std::vector<AveragedMem
   }
 }
 
-Status Adasum::go_on(DataPlane* data_plane) {
+Status Adasum::resume(DataPlane* data_plane) {
   Status status;
   for (;;) {
     switch (stage_) {

@@ -29,11 +29,11 @@ class Adasum {
  public:
   static constexpr uint64_t kMostKept = 2 << 20;  // bytes
 
-  // `batch` has floating-point tensors, and must live until go_on() is done. `averaged`: groups of all members, in the
+  // `batch` has floating-point tensors, and must live until resume() is done. `averaged`: groups of all members, in the
   // order of their first members; empty: each member's vector is combined as it is.
   void begin(const Batch& batch, const Team& team, std::vector<AveragedMembers> averaged = {});
   // HVL_IN_PROGRESS: interrupted; the next call continues.
-  Status go_on(DataPlane* data_plane);
+  Status resume(DataPlane* data_plane);
   uint64_t kept_bytes() const { return packed_.num_bytes + received_.num_bytes; }
 
  private:
@@ -72,9 +72,9 @@ class Adasum {
   unsigned level_ = 0;
   std::vector<AveragedMembers> averaged_;
   std::vector<uint64_t> counts_;  // elements of each tensor
-  Scratch packed_;                // all tensors: the parts of the first member, then those of the second ...
+  Scratch packed_;                // all tensors: the first member's parts, then the second member's ...
   Scratch received_;              // this member's part of each member's vectors; once averaged, of each group's
-  std::vector<double> products_;  // of each pair and tensor: a.b, a.a, b.b
+  std::vector<double> products_;  // a.b, a.a and b.b of each pair and tensor
   Exchange exchange_;
   Batch sums_;
   Gather gather_;

@@ -19,7 +19,7 @@ constexpr uint64_t kAlignment = 64;
 constexpr uint64_t align(uint64_t bytes) { return round_up(bytes, kAlignment); }
 
 // The bytes that one round moves of each of `num_blocks` blocks, the longest of `longest` bytes, that share a buffer.
-// Has a lower bound, so many blocks may need more than `buffer_bytes`.
+// Has a lower bound: a large number of blocks may need more than `buffer_bytes`.
 constexpr uint64_t share_of_each(uint64_t buffer_bytes, uint64_t num_blocks, uint64_t longest) {
   constexpr uint64_t kLeast = 4096;
   return std::min(longest, std::max(kLeast, buffer_bytes / num_blocks / kAlignment * kAlignment));
@@ -46,7 +46,7 @@ class Batch {
     num_bytes_ += align(num_bytes);
   }
 
-  // From the middle of the stream on, calls `interrupt` before each visit (fault injection).
+  // Calls `interrupt` before each visit, from the middle of the stream on (fault injection).
   void interrupt_halfway(std::function<void()> interrupt) {
     interrupted_from_ = num_bytes_ / 2;
     interrupt_ = std::move(interrupt);

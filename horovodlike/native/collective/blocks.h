@@ -11,7 +11,7 @@
 namespace hvl {
 
 // Returns a gather as an exchange in which only the root receives. `input`: this member's block. `output`: the root's
-// memory for all blocks, one after the other. `blocks`: for the lengths of all members' blocks.
+// memory for all blocks, one after the other. `blocks`: gives the lengths of all members' blocks.
 template <typename Blocks>
 Exchange gather_to(size_t root, size_t mine, const char* input, char* output, const Blocks& blocks) {
   Exchange exchange{{}, {}, 0};

@@ -77,7 +77,7 @@ class DataPlane {
   virtual void begin(TeamPtr team, uint64_t number) = 0;
 
   virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
-  // `root`: the root's place in the team. Only the root's outputs are written; those of other members may be null.
+  // `root`: the root's place in the team. Only the root's outputs are written; other members' outputs may be null.
   virtual Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
   virtual Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
   virtual Status allgather(const Gather& gather) = 0;

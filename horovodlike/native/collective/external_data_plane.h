@@ -1,9 +1,8 @@
 // The data plane that moves bytes between ranks with another library, such as MPI, through hvl_external.
 //
 // The library adds up float32 and float64. For all other reductions, each rank receives its part of the data from all
-// ranks, and reduces it with the engine's arithmetic: such results have the same bits as those of the other data
-// planes. Data to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is
-// sent in place.
+// ranks, and reduces it with the engine's arithmetic: such results have the same bits as on the other data planes. Data
+// to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is sent in place.
 #pragma once
 
 #include <memory>
@@ -21,7 +20,7 @@ struct ExternalOptions {
   uint64_t in_place_bytes = 1 << 30;  // most bytes that one call sends in place; a multiple of kAlignment
 };
 
-// For the engine's thread alone: it never returns HVL_IN_PROGRESS.
+// Only the engine's own thread may use it: no function returns HVL_IN_PROGRESS.
 class ExternalDataPlane : public DataPlane {
  public:
   // The options are the same on all ranks.

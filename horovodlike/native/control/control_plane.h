@@ -5,7 +5,7 @@
 
 namespace hvl {
 
-// For the engine only: one thread at a time. An error means that the job is broken.
+// Only the engine uses it, one thread at a time. An error means that the job is broken.
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;

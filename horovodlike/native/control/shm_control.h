@@ -38,7 +38,7 @@ class ShmCoordinator : public ControlPlane {
   LeaderRings rings_;
 };
 
-// For the ranks of a host other than local rank 0.
+// The control plane of a host's ranks other than local rank 0.
 class ShmWorker : public ControlPlane {
  public:
   ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);

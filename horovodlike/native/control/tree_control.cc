@@ -185,7 +185,7 @@ void TreeLeader::finish() {
   for (const auto& connection : connections_) connection->finish();
 }
 
-// Only accepts what has arrived: decide() acts on it when the collective is over.
+// Only accepts messages that have arrived: decide() acts on them when the collective is over.
 Status TreeLeader::check_other_hosts() {
   bool progressed = false;
   return receive_all(&progressed);

@@ -72,7 +72,7 @@ class TreeLeader : public ControlPlane {
   const size_t first_child_;    // its index in connections_
   bool log_has_ended_ = false;  // hosts that have run its last record may leave
   bool is_finished_ = false;
-  bool is_asked_ = false;    // for the stacks of this host's ranks
+  bool is_asked_ = false;    // the parent wants the stacks of this host's ranks
   uint64_t told_moved_ = 0;  // the value of HostHeader::moved_here of which the neighbours know
   std::string frame_;
   Message message_;

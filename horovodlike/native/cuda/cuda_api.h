@@ -1,7 +1,7 @@
 // The functions of the CUDA driver that the engine calls, found in libcuda.so.1 at run time.
 //
-// Types and values are those of the driver API's documentation (docs.nvidia.com/cuda/cuda-driver-api). Members have the
-// names of that documentation; the library exports some of them under a versioned name (cuda_api.cc).
+// Types, values and members' names follow the driver API's documentation (docs.nvidia.com/cuda/cuda-driver-api); the
+// library exports some functions under a versioned name (cuda_api.cc).
 #pragma once
 
 #include <cstddef>
@@ -85,14 +85,15 @@ struct CudaApi {
   CudaResult (*cuMemcpyHtoDAsync)(CudaPointer to, const void* from, size_t num_bytes, CudaStream stream);
   CudaResult (*cuMemcpyDtoDAsync)(CudaPointer to, CudaPointer from, size_t num_bytes, CudaStream stream);
 
-  // Opens the library (`file` empty: libcuda.so.1) and finds all functions above. HVL_RESOURCES names what is missing.
+  // Opens the library (`file` empty: libcuda.so.1) and finds all functions above. HVL_RESOURCES names the missing
+  // library or function.
   static Status load(const std::string& file, CudaApi* api);
   // Call it before all functions but cuDriverGetVersion(). HVL_RESOURCES, with the reason: CUDA cannot be used.
   Status init() const;
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string describe(CudaResult error) const;
-  // HVL_OK, or HVL_RESOURCES with `what` and the error.
+  // Returns HVL_OK, or HVL_RESOURCES with `what` and the error.
   Status check(CudaResult result, const char* what) const;
   // 12040 for 12.4; 0 if the driver does not say.
   int version() const;

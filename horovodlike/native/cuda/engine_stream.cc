@@ -100,7 +100,7 @@ void EngineStream::fail(const Status& why) {
     ++num_failed;
   }
   if (num_failed == 0) return;
-  // Logged, as perhaps only streams wait for these results, and no thread gets the error.
+  // Logged, as perhaps only streams wait for these results, and no thread sees the error.
   log(LogLevel::kError, who_ + " was not done with " + std::to_string(num_failed) +
                             " batches when the job broke: the tensors of their results are not to be used");
 }

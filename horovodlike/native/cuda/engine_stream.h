@@ -16,7 +16,7 @@ namespace hvl {
 // Polls until `condition` holds, for kLeaveTimeout at most. Returns false if it did not hold in time.
 bool poll_until(const std::function<bool()>& condition);
 
-// For the thread that holds the engine lock. Errors break the job.
+// Only the thread that holds the engine lock may use it. Errors break the job.
 class EngineStream {
  public:
   // `who`: the name of this rank and its GPU, for messages.
@@ -81,7 +81,7 @@ class EngineStream {
 
   // The collective under way.
   std::string name_;
-  std::vector<GpuEventPtr> ready_;  // of its requests, without events that the stream waits for already
+  std::vector<GpuEventPtr> ready_;  // its requests' events, but not those that the stream waits for already
   GpuEventPtr last_ready_;
   GpuResultPtr result_;
 };

@@ -36,7 +36,7 @@ class GpuAccess {
   Status open(int device);  // mutex_ is held
 
   const GpuOptions options_;
-  mutable std::mutex mutex_;  // taken before those of a Gpu
+  mutable std::mutex mutex_;  // taken before a Gpu's mutexes
   std::shared_ptr<Gpu> gpu_;
 };
 

@@ -206,7 +206,7 @@ Status Staging::wait_for_copy(size_t step) {
   return failure.ok() ? status : failure;
 }
 
-Status Staging::go_on() {
+Status Staging::resume() {
   Status status;
   while (status.ok() && num_done_ < steps_.size()) {
     if (num_begun_ == num_done_) status = copy_in(num_begun_++);

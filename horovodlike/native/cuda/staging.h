@@ -17,14 +17,14 @@
 
 namespace hvl {
 
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 class Staging {
  public:
-  // `who`: the name of this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.
+  // `who`: the name of this rank and its GPU. `bytes`: a half's size, equal on all ranks. Copies go through `stream`.
   Staging(std::string who, std::shared_ptr<Gpu> gpu, CudaStream stream, uint64_t bytes, DataPlane* cpu, Waiter* waiter)
       : who_(std::move(who)), gpu_(std::move(gpu)), stream_(stream), bytes_(bytes), cpu_(cpu), waiter_(waiter) {}
 
-  // Each prepares a collective for go_on(). The arguments must live until it is done; `root` and `mine` are places.
+  // Each prepares a collective for resume(). The arguments must live until it is done; `root` and `mine` are places.
   Status allreduce(const Batch& batch);
   Status reduce_to(const Batch& batch, int root, bool is_root);
   Status broadcast(const Batch& batch, int root, bool is_root);
@@ -35,7 +35,7 @@ class Staging {
   Status whole(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
 
   // Runs the collective. HVL_IN_PROGRESS: interrupted; the next call continues. HVL_OK: all work is in the stream.
-  Status go_on();
+  Status resume();
   // Call it after whole(), when the copies in flight own the memory: releases it if only whole() needs that much.
   void let_go_of_whole();
   // The memory that the stream copies from and to.
@@ -72,7 +72,7 @@ class Staging {
   std::vector<Step> steps_;
   size_t num_begun_ = 0;  // steps whose copies to the host have begun
   size_t num_done_ = 0;
-  GpuEventPtr copied_[2];  // of each half: the end of its copies to the host
+  GpuEventPtr copied_[2];  // the end of each half's copies to the host
 };
 
 }  // namespace hvl

@@ -27,7 +27,7 @@ std::string describe(const PendingRequest& request, const EpochClock& clock) {
 
 }  // namespace
 
-// Takes the time at which the record was read as the begin of the collective, to save a call of the clock.
+// Takes the time at which the record was read as the collective's start, to save a call of the clock.
 void CollectiveReporter::begin(const Collective& collective) {
   const uint64_t begun = collective.begun_at;
   const Signature& first = collective.first().signature();
@@ -78,7 +78,7 @@ Status CollectiveReporter::explain(const Status& reason, const std::vector<const
         "(let all ranks decide alike)";
   }
   if (in_flight.empty()) return Status(reason.code(), std::move(text));
-  // A reason of several lines gets one more line.
+  // A reason of several lines is followed by one more line.
   text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight here: ");
   const size_t num_named = std::min(in_flight.size(), kMaxNamed);
   for (size_t i = 0; i < num_named; ++i) {

@@ -36,12 +36,12 @@ class CollectiveReporter {
   // A second one, for a profile of some steps, so that the user's timeline stays as it is.
   Timeline& profile_timeline() { return profile_timeline_; }
 
-  // The rest is for the holder of the engine lock.
+  // Only the holder of the engine lock may call the rest.
   void begin(const Collective& collective);
-  // `transport`: what has carried the tensors.
+  // `transport`: the one that carried the tensors.
   void end(hvl_transport transport);
 
-  // Returns the error for the requests of this rank when the job has ended: `reason`, a hint, and what was in flight.
+  // Returns the error for this rank's requests when the job has ended: `reason`, a hint, and the requests in flight.
   Status explain(const Status& reason, const std::vector<const PendingRequest*>& in_flight) const;
   // Writes the flight recorder's file. Called before any request fails with the error: the process may exit as soon as
   // one does.
@@ -52,8 +52,8 @@ class CollectiveReporter {
   FlightRecorder flight_recorder_;
   Timeline timeline_;
   Timeline profile_timeline_;
-  uint64_t begun_at_ = 0;  // of the collective under way
-  int64_t num_bytes_ = 0;  // of its tensors
+  uint64_t begun_at_ = 0;  // start of the collective under way
+  int64_t num_bytes_ = 0;  // size of its tensors
 };
 
 }  // namespace hvl

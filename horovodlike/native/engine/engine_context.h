@@ -48,7 +48,7 @@ struct EngineOptions {
   std::optional<ExternalOptions> external;  // the library that moves the data in place of the engine's own transports
   Routes routes;                            // if they name HVL_EXTERNAL, it moves only the data of these operations
   GpuOptions gpu;
-  // For jobs of several hosts; see hvl_config. In a job of one host `hosts` (by rank) is empty, `transport` null.
+  // Set in jobs of several hosts; see hvl_config. In a job of one host `hosts` (by rank) is empty, `transport` null.
   std::vector<int> hosts;
   std::vector<std::string> host_names;
   int fan_out = 16;
@@ -68,11 +68,11 @@ struct EngineCounters {
   std::atomic<int64_t> batches{0};
   std::atomic<int64_t> requests{0};
   std::atomic<int64_t> executed{0};          // requests that were part of a batch
-  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's begin, summed over them
+  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's start, summed over them
   std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches in total
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
-  std::array<std::atomic<int64_t>, HVL_STAGING + 1> carried_bytes{};  // of the tensors in batches, by hvl_transport
+  std::array<std::atomic<int64_t>, HVL_STAGING + 1> carried_bytes{};  // bytes of tensors in batches, by hvl_transport
   std::atomic<int64_t> blocked_time{0};  // nanoseconds in which callers waited, summed over their threads: see hvl.h
   TimeShares time;
 };
@@ -108,11 +108,11 @@ struct EngineContext {
 
   const std::unique_ptr<Poller> poller;  // null in a job of one host
 
-  // For the holder of the engine lock.
+  // Only the holder of the engine lock uses the rest.
   Waiter waiter;
   const std::unique_ptr<ControlPlane> control;
   const std::unique_ptr<DataPlane> data_plane;      // for tensors on the CPU
-  const std::unique_ptr<DataPlane> external_plane;  // for those that the routes send there; null: none
+  const std::unique_ptr<DataPlane> external_plane;  // for tensors that the routes send there; null: none
   Messenger messenger;                              // some functions are for any thread
 };
 

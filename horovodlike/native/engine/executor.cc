@@ -59,7 +59,7 @@ Status Executor::start(Collective* collective, const Definition& definition) {
   }
   if (status.ok()) status = prepare(definition);
   is_running_ = status.ok();
-  return status.ok() && !needs_engine_thread() ? go_on() : status;
+  return status.ok() && !needs_engine_thread() ? resume() : status;
 }
 
 Status Executor::prepare(const Definition& definition) {
@@ -83,13 +83,13 @@ Status Executor::prepare(const Definition& definition) {
   return status.ok() && is_on_gpu_ ? gpu_.hold_until_allocated() : status;
 }
 
-Status Executor::go_on() {
+Status Executor::resume() {
   const Signature& signature = collective_.tensors.back()->request->signature();  // the last: others may be complete
   Status status;
   if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER || signature.kind == HVL_SCATTER) {
-    status = go_on_with_group();
+    status = resume_group();
   } else {
-    status = signature.op == HVL_ADASUM ? go_on_with_adasum() : go_on_with_batch();
+    status = signature.op == HVL_ADASUM ? resume_adasum() : resume_batch();
   }
   is_running_ = status.code() == HVL_IN_PROGRESS;
   has_failed_ = !status.ok() && !is_running_;
@@ -134,7 +134,7 @@ void Executor::prepare_batch() {
   }
 }
 
-Status Executor::go_on_with_batch() {
+Status Executor::resume_batch() {
   uint64_t last_wake = 0;
   const FinalBytes final_bytes = [&](uint64_t num_bytes) {
     while (batch_.num_completed < collective_.tensors.size() && batch_.ends[batch_.num_completed] <= num_bytes) {
@@ -331,13 +331,13 @@ void Executor::prepare_reducescatter() {
   }
 }
 
-Status Executor::go_on_with_adasum() {
-  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(cpu_plane_);
+Status Executor::resume_adasum() {
+  Status status = is_on_gpu_ ? gpu_.resume_adasum() : adasum_.resume(cpu_plane_);
   if (status.ok()) complete(collective_.tensors.front());
   return status;
 }
 
-Status Executor::go_on_with_group() {
+Status Executor::resume_group() {
   const Signature& signature = collective_.first().signature();
   for (; group_.num_done < signature.tensors.size(); ++group_.num_done) {
     Status status;
@@ -353,7 +353,7 @@ Status Executor::go_on_with_group() {
       case HVL_JOIN:
       case HVL_ADD_PROCESS_SET:
       case HVL_REMOVE_PROCESS_SET:
-      case HVL_REDUCE: __builtin_unreachable();  // go_on() sends them another way
+      case HVL_REDUCE: __builtin_unreachable();  // resume() sends them another way
     }
     if (!status.ok()) return status;
   }

@@ -1,5 +1,5 @@
 // Runs the collectives that the log asks for, one at a time: makes the batch or the group, moves the data, completes
-// the requests. For the holder of the engine lock.
+// the requests. Only the holder of the engine lock may use it.
 #pragma once
 
 #include <vector>
@@ -19,13 +19,13 @@ class Executor {
            GpuExecutor* gpu)
       : context_(*context), requests_(*requests), reporter_(*reporter), tuner_(*tuner), gpu_(*gpu) {}
 
-  // Starts *collective, and swaps it with the previous one, so that its memory is reused. `definition`: of its first
-  // tensor. If the collective is interrupted, or is one for the engine's own thread, is_running() is true, and the next
-  // holder of the engine lock calls go_on().
+  // Starts *collective, and swaps it with the previous one, so that its memory is reused. `definition`: its first
+  // tensor's. If the collective is interrupted, or is one for the engine's own thread, is_running() is true, and the
+  // next holder of the engine lock calls resume().
   Status start(Collective* collective, const Definition& definition);
-  Status go_on();
+  Status resume();
   bool is_running() const { return is_running_; }
-  // True if only the engine's own thread may call go_on().
+  // True if only the engine's own thread may call resume().
   bool needs_engine_thread() const { return is_running_ && !is_on_gpu_ && cpu_plane_ == context_.external_plane.get(); }
   bool has_failed() const { return has_failed_; }  // the last collective
   // Completes a join, or the addition of a process set, with its output: `number`.
@@ -36,17 +36,17 @@ class Executor {
   Fault& fault() { return fault_; }
 
  private:
-  // For allreduce, reduce and broadcast: the memory of the tensors as one stream of bytes. A barrier has none.
+  // Allreduce, reduce and broadcast: the memory of the tensors as one stream of bytes. A barrier has none.
   struct BatchProgress {
     Batch batch;
     std::vector<uint64_t> ends;  // the end of each request in the stream
     size_t num_completed = 0;    // requests
   };
-  // For all other collectives: the tensors of a group are executed one after the other.
+  // All other collectives: the tensors of a group are executed one after the other.
   struct GroupProgress {
-    std::vector<Gather> gathers;      // of an allgather, one for each tensor
-    std::vector<Scatter> scatters;    // of a reducescatter, likewise
-    std::vector<Exchange> exchanges;  // of an alltoall, gather or scatter, likewise
+    std::vector<Gather> gathers;      // one for each tensor of an allgather
+    std::vector<Scatter> scatters;    // one for each tensor of a reducescatter
+    std::vector<Exchange> exchanges;  // one for each tensor of an alltoall, gather or scatter
     size_t num_done = 0;              // tensors
   };
 
@@ -63,9 +63,9 @@ class Executor {
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
   Status allocate(const PendingRequest& request, size_t index, const TensorSignature& described, int64_t rows,
                   char** data);
-  Status go_on_with_batch();
-  Status go_on_with_group();
-  Status go_on_with_adasum();
+  Status resume_batch();
+  Status resume_group();
+  Status resume_adasum();
   void complete(NamedTensor* tensor, std::vector<hvl_output> outputs = {});
 
   EngineContext& context_;
@@ -78,7 +78,7 @@ class Executor {
   bool is_running_ = false;
   bool has_failed_ = false;
   bool is_on_gpu_ = false;
-  DataPlane* cpu_plane_ = nullptr;  // of the collective, if it is not on a GPU
+  DataPlane* cpu_plane_ = nullptr;  // runs the collective, if it is not on a GPU
   BatchProgress batch_;
   GroupProgress group_;
   Adasum adasum_;

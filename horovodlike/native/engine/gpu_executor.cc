@@ -56,7 +56,7 @@ Status GpuExecutor::prepare_adasum(const Batch& batch, Adasum* adasum, std::vect
     // Adasum reads the batch when it begins, and the copy on the host exists only now.
     if (!has_begun) adasum->begin(host_batch_, *collective_->team, averaged);
     has_begun = true;
-    return adasum->go_on(cpu);
+    return adasum->resume(cpu);
   };
   return plane_->prepare_on_host(batch, &host_batch_, work);
 }

@@ -18,7 +18,7 @@ class GpuExecutor {
   // Any thread.
   GpuAccess& access() { return access_; }
 
-  // The rest is for the holder of the engine lock.
+  // Only the holder of the engine lock may call the rest.
   Status begin(const Collective& collective, hvl_transport transport);
   DataPlane* plane() const { return plane_.get(); }
   // Called when the outputs are allocated: the engine's stream waits for the caller's, which may still use the memory
@@ -26,7 +26,7 @@ class GpuExecutor {
   Status hold_until_allocated() { return plane_->stream().hold_until_now(*collective_->first().gpu); }
   void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum(const Batch& batch, Adasum* adasum, std::vector<AveragedMembers> averaged);
-  Status go_on_with_adasum() { return plane_->on_host(); }
+  Status resume_adasum() { return plane_->on_host(); }
   // Returns the part of the result that the request's handle must keep. If the request has a completion function, also
   // makes the caller's stream wait for the result.
   GpuResultPtr result_of(const PendingRequest& request, Status* status) const;
@@ -42,7 +42,7 @@ class GpuExecutor {
 
  private:
   std::string name_collective() const;
-  std::string name_of_input(const char* input) const;  // of the first tensor if there is no such input
+  std::string name_of_input(const char* input) const;  // the first tensor's if there is no such input
 
   EngineContext& context_;
   GpuAccess access_;

@@ -40,7 +40,7 @@ Status Negotiator::submit() {
     if (!status.ok()) requests_.list_in_full(*tensor);  // so that it fails when the job ends
   }
   new_requests_.clear();
-  context_.handles->wake_waiters();  // of invalid requests
+  context_.handles->wake_waiters();  // threads that wait for invalid requests
   if (status.ok() && !ready_.ids.empty()) status = context_.control->send(ready_);
   return status;
 }

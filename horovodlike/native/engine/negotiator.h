@@ -1,5 +1,5 @@
 // Negotiates the requests of this rank with the coordinator, and reads the log, which all ranks run in the same order.
-// For the holder of the engine lock.
+// Only the holder of the engine lock may use it.
 #pragma once
 
 #include <map>

@@ -67,7 +67,7 @@ Status PeerWatch::check_coordinator(uint64_t now) {
   const uint64_t silence = now - std::min(now, std::max(negotiator_.last_record(), context_.memory->moved_at()));
   if (silence < patience || now - last_inquiry_ < kAnswerTime) return Status();
   const auto may_wait = [&](const PendingRequest& request, bool is_in_full) {
-    const bool joins = is_in_full && request.signature().kind == HVL_JOIN;  // that may take long
+    const bool joins = is_in_full && request.signature().kind == HVL_JOIN;  // a join may take long
     return joins || now - request.enqueued_at < patience;
   };
   if (requests_.has(may_wait)) return Status();

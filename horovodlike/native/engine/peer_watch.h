@@ -1,5 +1,5 @@
-// Checks that the other ranks are alive, and that the coordinator and this rank's GPU make progress. For the thread
-// that holds the engine lock.
+// Checks that the other ranks are alive, and that the coordinator and this rank's GPU make progress. Only the holder of
+// the engine lock may use it.
 #pragma once
 
 #include <string>

@@ -163,7 +163,7 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
     } else if (lock.owns_lock()) {
       work(WaitingParty::kWaitingThread, std::cref(is_over), deadline);
       interrupted = context_.waiter.is_interrupted();
-      give_back(std::move(lock));
+      release(std::move(lock));
     }
   }
   if (is_complete()) return HVL_OK;
@@ -177,7 +177,7 @@ void ProgressLoop::progress_messages() {
   if (!lock.owns_lock()) return context_.notify_news();                  // the lock's holder may be about to sleep
   doorbell().disarm();
   move_messages();
-  give_back(std::move(lock));
+  release(std::move(lock));
 }
 
 void ProgressLoop::move_messages() {
@@ -199,7 +199,7 @@ void ProgressLoop::run() {
       ended = shutdown_.has_ended();
       is_gpu_watched_ = watch_.watches_gpu();
       timeout = idle_timeout();
-      give_back(std::move(lock));
+      release(std::move(lock));
     }
     if (ended) break;
     if (context_.poller != nullptr) {
@@ -210,9 +210,9 @@ void ProgressLoop::run() {
   }
 }
 
-// Gives the engine lock back. From here on notifications wake the engine's own thread.
-void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
-  // This thread reads messages that have come, so that the engine's thread need not wake for them.
+// Releases the engine lock. From here on notifications wake the engine's own thread.
+void ProgressLoop::release(std::unique_lock<std::mutex> lock) {
+  // This thread reads messages that have come: the engine's thread does not need to wake for them.
   if (!shutdown_.has_ended() && context_.messenger.has_news()) move_messages();
   is_handed_over_.store(executor_.needs_engine_thread(), std::memory_order_relaxed);
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
@@ -274,7 +274,7 @@ Status ProgressLoop::step(bool* progressed) {
   while (status.ok() && !shutdown_.has_ended() && !context_.waiter.is_interrupted() &&
          !(context_.options.overlap && context_.waiter.has_enough())) {
     if (executor_.is_running()) {
-      status = executor_.go_on();
+      status = executor_.resume();
     } else {
       bool found = true;
       status = negotiator_.run_next(&found);

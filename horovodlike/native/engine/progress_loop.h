@@ -1,7 +1,7 @@
 // The loop that does all of the engine's work, on one thread at a time: the holder of the engine lock. A thread that
 // waits for a result takes the lock if it is free and does the work itself: that saves waking the engine's own thread
-// and being woken by it. Otherwise the engine's own thread does the work. It also continues what a waiting thread has
-// left unfinished because of a signal or its deadline.
+// and being woken by it. Otherwise the engine's own thread does the work. It also resumes a collective that a waiting
+// thread has left unfinished because of a signal or its deadline.
 #pragma once
 
 #include <atomic>
@@ -51,9 +51,9 @@ class ProgressLoop {
   bool is_wanted() const;
   // The engine's own thread.
   void run();
-  // The rest is for the holder of the engine lock.
+  // Only the holder of the engine lock may call the rest.
   void work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept;
-  void give_back(std::unique_lock<std::mutex> lock);
+  void release(std::unique_lock<std::mutex> lock);
   void move_messages();
   Status step(bool* progressed);
   Status send(bool* progressed);
@@ -72,9 +72,9 @@ class ProgressLoop {
   PeerWatch& watch_;
   Shutdown& shutdown_;
   std::atomic<bool> flush_requested_{false};
-  std::atomic<bool> is_handed_over_{false};  // only the engine's own thread may go on with the collective under way
+  std::atomic<bool> is_handed_over_{false};  // only the engine's own thread may resume the collective under way
   std::mutex engine_lock_;                   // taken while no other lock is held
-  // For the holder of the engine lock.
+  // Only the holder of the engine lock uses the rest.
   bool is_gpu_watched_ = false;  // the engine's own thread wakes up in time to check it
   Hold hold_;
   IdleWait idle_wait_;

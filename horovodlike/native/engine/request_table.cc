@@ -58,7 +58,7 @@ std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
   context_.queue.forget_id(tensor.get());
   if (tensor->request == nullptr) return nullptr;
   in_full_[tensor->key] = tensor;
-  // A request that is already announced in full stays so: because this rank had joined, the coordinator gets the
+  // A request that is already announced in full stays so: because this rank had joined, the coordinator receives the
   // announcement only after it has written this record.
   if (tensor->announced_in_full) return nullptr;
   tensor->announced_in_full = true;

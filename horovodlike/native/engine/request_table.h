@@ -1,5 +1,5 @@
 // The requests of this rank that the engine has taken from the queue, until they complete. A request is found by the id
-// that the log has for its tensor, or by name if it is announced in full. For the holder of the engine lock.
+// that the log has for its tensor, or by name if it is announced in full. Only the holder of the engine lock uses it.
 #pragma once
 
 #include <memory>

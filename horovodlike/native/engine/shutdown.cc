@@ -4,7 +4,7 @@
 
 namespace hvl {
 
-// First waits, without a limit, for the work that the GPU has been given: streams wait for it, and cannot get an error.
+// First waits, without a limit, for the work of the GPU: streams wait for it, and no error can be reported to them.
 // Until then this rank and the others still watch each other.
 Status Shutdown::leave() {
   const Status status = gpu_.check();
@@ -38,7 +38,7 @@ void Shutdown::break_job(Status status) {
   context_.memory->break_job(status.message());  // unless it is broken already
   const std::string why = context_.memory->broken_text();
   context_.control->tell_broken(why);
-  // Directly, too: the way between hosts in the tree may lead through the one that is lost.
+  // Directly, too: the way between hosts in the tree may lead through the lost host.
   if (context_.options.local_rank == 0) context_.messenger.tell_broken(why);
   end(Status(HVL_JOB_BROKEN, why));
 }

@@ -1,5 +1,5 @@
 // The end of the job on this rank, by a shutdown or because the job is broken: the exchange of the last messages, and
-// the completion of all requests with an error. For the holder of the engine lock.
+// the completion of all requests with an error. Only the holder of the engine lock may use it.
 #pragma once
 
 #include "engine/negotiator.h"

@@ -1,6 +1,6 @@
 // Passes the batches of rank 0 to the autotuner, and applies the values that it chooses. An autotuner on rank 0 is
 // enough: the coordinator there limits the batches of all ranks, and no tensor is reduced before rank 0 has announced
-// it. For the holder of the engine lock.
+// it. Only the holder of the engine lock may use it.
 #pragma once
 
 #include <functional>

@@ -21,13 +21,13 @@ struct NcclContext {
   std::shared_ptr<Gpu> gpu;
   DataPlane* cpu;  // exchanges the members' introductions
   Waiter* waiter;
-  int size;  // of the job
+  int size;  // ranks in the job
   CudaStream stream = nullptr;
   std::optional<NcclApi> nccl{};
   std::string why_no_nccl{};
 };
 
-// For the thread that holds the engine lock, with the GPU's context current.
+// Only the thread that holds the engine lock may use it, with the GPU's context current.
 class NcclAgreement {
  public:
   // `team`: if null, the members do not use NCCL, and do not negotiate about it.
@@ -56,7 +56,7 @@ class NcclAgreement {
   const NcclContext& context_;
   const TeamPtr team_;
   State state_;
-  std::vector<Introduction> introductions_;  // this rank's, then those of all members
+  std::vector<Introduction> introductions_;  // this rank's, then all members'
   Gather exchange_;
   Batch naming_;                                    // the first member's introduction, with the id
   std::unique_ptr<NcclCommunicator> communicator_;  // null: they do not use NCCL

@@ -1,7 +1,7 @@
 // The functions of NCCL that the engine calls, found in libnccl.so.2 at run time.
 //
-// Types and values are those of NCCL's documentation (docs.nvidia.com/deeplearning/nccl), from version 2.14 on: it is
-// the first with non-blocking communicators.
+// Types and values follow NCCL's documentation (docs.nvidia.com/deeplearning/nccl), from version 2.14 on: it is the
+// first with non-blocking communicators.
 #pragma once
 
 #include <cstddef>
@@ -95,8 +95,8 @@ struct NcclApi {
   int version() const;
 };
 
-// Reports the GPU libraries that this process finds, for users that ask about the capabilities of this installation.
-// Files as in GpuOptions. CUDA is initialised only if GPUs are to be counted.
+// Reports the GPU libraries that this process finds, to show users the capabilities of this installation. Files as in
+// GpuOptions. CUDA is initialised only if `counts_gpus`.
 hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
                                      bool counts_gpus);
 

@@ -15,8 +15,8 @@
 
 namespace hvl {
 
-// For the thread that holds the engine lock, with the GPU's context current. NCCL does not block here: after start()
-// and launch(), call poll() until it is done, and nothing else before that.
+// Only the thread that holds the engine lock may use it, with the GPU's context current. NCCL does not block here:
+// after start() and launch(), call poll() until it is done, and nothing else before that.
 class NcclCommunicator {
  public:
   NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}
@@ -35,7 +35,7 @@ class NcclCommunicator {
   // Frees the communicator, without waiting: call it again until *done is set. An error: it can only be aborted.
   Status finish(bool* done);
 
-  // For the calls within launch() only. Counts are in elements.
+  // Only for calls within launch(). Counts are in elements.
   void all_reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction);
   void reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction, int root);
   void reduce_scatter(const void* from, void* to, uint64_t count_received, const NcclReduction& reduction);
@@ -55,7 +55,7 @@ class NcclCommunicator {
   const CudaStream stream_;
   NcclComm comm_ = nullptr;
   bool is_finalizing_ = false;
-  NcclResult first_error_ = kNcclSuccess;  // of the launch
+  NcclResult first_error_ = kNcclSuccess;  // the launch's
   // PreMulSum operations of this communicator, by dtype and the bits of the factor.
   std::map<std::pair<NcclDataType, uint64_t>, NcclRedOp> scaled_;
 };

@@ -69,7 +69,7 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
     status = teams_.agreement().settle();
     if (status.ok()) stage_ = Stage::kStaged;
   }
-  if (status.ok()) status = staging_->go_on();
+  if (status.ok()) status = staging_->resume();
   if (status.ok()) status = stream_.end(staging_->memory());
   if (status.code() != HVL_IN_PROGRESS) stage_ = Stage::kAgree;
   return stream_.broken(status);
@@ -82,7 +82,7 @@ NcclReduction NcclDataPlane::plan_for(const Reduction& reduction, const char* in
   return plan;
 }
 
-// Warns once for each reason. `input`: the tensor's; null: that of the collective's first tensor.
+// Warns once for each reason. `input`: the tensor's input; null: the warning names the collective's first tensor.
 void NcclDataPlane::warn_staged(const char* why, const char* input) {
   if (team_->mine != 0 || !staged_for_.insert(why).second) return;
   log(LogLevel::kWarning, "'" + name_of_(input) + "' and its like go through the memory of the host: " + why);

@@ -16,17 +16,17 @@
 
 namespace hvl {
 
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 class NcclDataPlane : public DataPlane {
  public:
-  // `cpu` runs collectives through the host's memory, and exchanges the introductions of a team's members. `size`: of
-  // the job.
+  // `cpu` runs collectives through the host's memory, and exchanges the introductions of a team's members. `size`: the
+  // number of ranks in the job.
   NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank,
                 int size);
   ~NcclDataPlane() override;
   NcclDataPlane(const NcclDataPlane&) = delete;
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
-  // Returns the name of the tensor with this input in the collective under way; null: of its first tensor.
+  // Returns the name of the tensor with this input in the collective under way; null: the name of its first tensor.
   using NameOf = std::function<std::string(const char* input)>;
   // Must be called before anything else.
   Status open(NameOf name_of);
@@ -53,7 +53,7 @@ class NcclDataPlane : public DataPlane {
   // check() watches the work on the device: call it periodically while is_busy(). An error breaks the job.
   bool is_busy() const { return stream_.is_working() || teams_.has_retired(); }
   Status check();
-  // Gives up what a team needs that will have no more collectives.
+  // Releases the resources of a team that will have no more collectives.
   void forget(const TeamPtr& team) { teams_.forget(team); }
   // close(): the job ends, and the device has no work. abort(): the job is broken; ends the work on the device, whose
   // results fail.

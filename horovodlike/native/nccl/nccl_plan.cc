@@ -39,7 +39,7 @@ NcclRedOp op_of(ReduceOp op, DataType dtype) {
 
 bool is_same(const CudaUuid& a, const CudaUuid& b) { return memcmp(&a, &b, sizeof a) == 0; }
 
-// True also for 1 / f * f, which may differ from 1 by a rounding error, as small as those of a sum.
+// True also for 1 / f * f, which may differ from 1 by a rounding error, as small as a sum's.
 bool is_one(double factor) { return std::abs(factor - 1.0) <= 4 * std::numeric_limits<double>::epsilon(); }
 
 bool has_exactly(DataType dtype, double factor) {

@@ -11,7 +11,7 @@
 
 namespace hvl {
 
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 class NcclTeams {
  public:
   explicit NcclTeams(NcclContext context) : context_(std::move(context)), none_(&context_, nullptr) {}
@@ -23,7 +23,7 @@ class NcclTeams {
   // The next collective is this team's. It uses no NCCL if that is not allowed, or a rank of the process set takes no
   // part.
   void begin(const TeamPtr& team, bool allows_nccl);
-  // The agreement of the team of the last begin().
+  // The agreement of the team that the last begin() named.
   NcclAgreement& agreement() { return *current_; }
   NcclCommunicator* communicator() const { return current_->communicator(); }
   // True if any team uses NCCL.

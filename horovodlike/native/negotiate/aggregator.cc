@@ -23,7 +23,7 @@ struct Aggregator::State {
 
   struct ProcessSet {
     RankSet ranks;   // the members among AggregatorOptions::ranks
-    RankSet joined;  // those of `ranks` that have joined: no tensor waits for them
+    RankSet joined;  // members of `ranks` that have joined: no tensor waits for them
     std::unordered_map<std::string, TensorAt> names;
   };
 
@@ -63,7 +63,7 @@ struct Aggregator::State {
   Tensors idle;  // no message about these is held
   Tensors held;  // the earliest deadline first
   std::vector<Outgoing> outgoing;
-  bool is_over = false;  // a rank has left, or the log has ended: the coordinator ignores everything after that
+  bool is_over = false;  // a rank has left, or the log has ended: the coordinator ignores all later messages
 };
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ Aggregator::State::TensorAt Aggregator::State::find_or_add(ProcessSet* set, cons
 // ---- The log --------------------------------------------------------------------------------------------------------
 
 // A tensor that changes while all ranks take part keeps its id, and no message about it is held then. A tensor that
-// changes without some ranks gets another id; these ranks have joined, so no message of theirs is held either, and they
-// announce the tensor again.
+// changes without some ranks is given another id; these ranks have joined, so none of their messages is held either,
+// and they announce the tensor again.
 void Aggregator::State::define(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;

@@ -1,12 +1,12 @@
 // The aggregator of a leader other than the root: it merges the messages of its host's ranks and of its child hosts to
-// the coordinator about one tensor, so that its parent gets one message for all of them.
+// the coordinator about one tensor, so that its parent receives one message for all of them.
 //
-// Pure: no clock, thread or I/O. It never decides anything. For each rank it sends only what the rank has sent, in an
-// order in which the rank could have sent it; it delays a message by AggregatorOptions::patience at most. It passes on
-// what it cannot merge.
+// Pure: no clock, thread or I/O. It never decides anything. For each rank it sends only messages that the rank has
+// sent, in an order in which the rank could have sent them; it delays a message by AggregatorOptions::patience at most.
+// It passes on messages that it cannot merge.
 //
 // A rank announces a tensor by the id that the log has given it. The aggregator has always read the log at least as far
-// as the rank, because observe() gets each record first. So an id that the aggregator does not know is no longer
+// as the rank, because observe() sees each record first. So an id that the aggregator does not know is no longer
 // defined; it is passed on to the coordinator, which knows the reason.
 #pragma once
 
@@ -20,7 +20,7 @@
 namespace hvl {
 
 struct AggregatorOptions {
-  RankSet ranks;  // of this host and of all hosts below it
+  RankSet ranks;  // the ranks of this host and of all hosts below it
   // A tensor that some of these ranks have ready and others not is passed on at this age, for the detection of stalls.
   uint64_t patience = 100 * kMillisecond;
 };

@@ -78,7 +78,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-// `kind`: of the rank's request, which may differ from the kind of the tensor.
+// `kind`: the kind of the rank's request, which may differ from the kind of the tensor.
 Status Coordinator::State::add_ready(TensorState* tensor, int rank, Kind kind, uint64_t sent) {
   if (!table.add_ready(tensor, rank)) return announced_again(*tensor, rank);
   note_ready(tensor, tensor->num_ready == 1, {sent, ReadyMark(sent, rank)});
@@ -197,7 +197,7 @@ void Coordinator::State::refuse(TensorState* tensor, const Status& status, std::
 }
 
 // Resets a tensor: no rank has it ready, and all ranks that have not joined are needed; for a join, all ranks; for the
-// addition of a process set by its members, those.
+// addition of a process set by its members, these members.
 void Coordinator::State::make_idle(TensorState* tensor) {
   table.clear_ready(tensor);
   if (is_by_members(*tensor)) {
@@ -208,7 +208,7 @@ void Coordinator::State::make_idle(TensorState* tensor) {
   tensor->num_needed = tensor->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
-// A tensor that changes while ranks are absent gets another id: an absent rank may announce by the old id before it
+// A tensor that changes while ranks are absent is given another id: an absent rank may announce by the old id before it
 // reads that the tensor has changed.
 TensorState* Coordinator::State::define(TensorState* tensor, Verdict verdict, std::vector<Decision>* decisions) {
   const Details& known = table.details(*tensor);

@@ -15,7 +15,7 @@
 
 namespace hvl {
 
-// The defaults are those of config.py, which a job always overrides.
+// The defaults are the same as in config.py, which a job always overrides.
 struct CoordinatorOptions {
   int size = 1;
   int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most; 0: every tensor on its own
@@ -59,7 +59,7 @@ struct Pending {
   std::vector<int> missing;
   uint64_t since;  // when the first rank had it ready
   int32_t process_set = 0;
-  std::vector<int> members = {};  // of the process set
+  std::vector<int> members = {};  // the process set's members
 };
 
 class Coordinator {
@@ -83,7 +83,7 @@ class Coordinator {
 
   // The tensors that have been waited for since `latest` or longer, oldest first.
   std::vector<Pending> pending(uint64_t latest = UINT64_MAX) const;
-  // By rank.
+  // Indexed by rank.
   const std::vector<StragglerStats>& straggler_stats() const;
   // Requests that came with a full signature, from all ranks together.
   uint64_t negotiated_in_full() const;
@@ -105,8 +105,8 @@ class StallInspector {
   // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
   StallInspector(double warning_time, double shutdown_time);
 
-  // `now`: in nanoseconds, by the clock of Pending::since. A stall is reported again when it changes, else in one
-  // line, at growing intervals.
+  // `now`: nanoseconds, by the clock of Pending::since. A stall is reported again when it changes, else in one line, at
+  // growing intervals.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
   // A tensor that became ready on its first rank after this time is not stalled yet.
   uint64_t latest_stall(uint64_t now) const;
@@ -119,7 +119,7 @@ class StallInspector {
   uint64_t warning_time_;
   uint64_t shutdown_time_;
   uint64_t last_warning_ = 0;
-  uint64_t interval_ = 0;  // to the next warning of the stall that was last reported
+  uint64_t interval_ = 0;  // time until the next warning of the stall that was last reported
   std::string reported_;
 };
 

@@ -30,7 +30,7 @@ bool Coordinator::State::is_by_members(const TensorState& tensor) const {
   return tensor.kind == HVL_ADD_PROCESS_SET && table.details(tensor).signature.is_by_members();
 }
 
-// For a rank that does not have the tensor ready: true if the tensor waits for it.
+// Returns true if the tensor waits for a rank that does not have it ready.
 bool Coordinator::State::waits_for(const TensorState& tensor, const ProcessSet& set, int rank) const {
   if (!is_by_members(tensor)) return !set.has_joined(rank);
   const std::vector<int64_t>& members = table.details(tensor).signature.arguments;
@@ -126,8 +126,8 @@ bool Coordinator::State::only_joins(const TensorState& tensor) {
                      [&](int rank) { return !table.is_ready(tensor, rank) || set.has_joined(rank); });
 }
 
-// Decides what is complete before another announcement of this rank is taken. If the rank has joined and another of its
-// threads announces, tensors that were complete without the rank are still executed without it.
+// Decides the complete tensors before another announcement of this rank is taken. If the rank has joined and another of
+// its threads announces, tensors that were complete without the rank are still executed without it.
 void Coordinator::State::before_more_of(int rank) {
   if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
 }

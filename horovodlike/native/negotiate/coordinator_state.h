@@ -43,7 +43,7 @@ struct OpenBatch {
 
 // The times at which ranks were ready, by the host's clock.
 struct Readiness {
-  uint64_t since;  // of the first rank
+  uint64_t since;  // when the first rank was ready
   ReadyMark last;
 };
 
@@ -121,7 +121,7 @@ struct Coordinator::State {
   std::vector<TensorId> completed;  // ready on all members and not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called
   std::vector<OpenBatch> batches;   // open ones while deciding, one per process set, device, absent ranks and transport
-  size_t num_undecided = 0;         // of `completed`, while deciding
+  size_t num_undecided = 0;         // undecided tensors in `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<StragglerStats> straggler_stats;  // by rank
   bool join_is_complete = false;                // a join on some process set is complete and not decided yet

@@ -216,7 +216,7 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
     }
     if (shape.empty() || shape[0] != sum) return "sum of first dimensions";
   }
-  const size_t num_splits = per_rank / num_tensors - 1;  // of each tensor
+  const size_t num_splits = per_rank / num_tensors - 1;  // for each tensor
   for (size_t begin = 0; begin < varying.size(); begin += per_rank) {
     for (size_t t = 0; t < num_tensors; ++t) {
       const int64_t* splits = varying.data() + begin + num_tensors + t * num_splits;

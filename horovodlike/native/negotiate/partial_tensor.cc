@@ -88,7 +88,7 @@ Message PartialTensor::message_of(Request* request) {
   message.type = Message::Type::kRequest;
   message.signature = std::move(request->signature);
   message.ranks = std::move(request->ranks);
-  // By rank: the position of its values.
+  // Each rank, and the position of its values.
   std::vector<std::pair<int, const int64_t*>> rows;
   for (const Message& part : request->parts) {
     const int64_t* row = part.varying.data();

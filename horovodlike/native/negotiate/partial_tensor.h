@@ -13,8 +13,8 @@ namespace hvl {
 
 // The times at which ranks were ready, by this host's clock.
 struct Times {
-  uint64_t since = UINT64_MAX;  // of the first rank
-  uint64_t last = 0;            // of the last rank, `latest`
+  uint64_t since = UINT64_MAX;  // when the first rank was ready
+  uint64_t last = 0;            // when the last rank, `latest`, was ready
   int latest = -1;
 
   void add(const Times& other) {
@@ -38,10 +38,10 @@ class PartialTensor {
   int32_t process_set = 0;
   Kind kind = HVL_ALLREDUCE;
   TensorId id = kNoId;
-  std::vector<int64_t> arguments;  // of a change of process sets
+  std::vector<int64_t> arguments;  // the arguments of a change of process sets
 
   uint64_t deadline = 0;  // when the held messages are released in any case; 0: nothing is held
-  RankSet joined;         // of a join: the ranks that wait in it
+  RankSet joined;         // the ranks that wait in a join
 
   bool is_empty() const { return num_held_ == 0; }
   // True if `num_ranks` ranks have announced the tensor and wait for the log's answer.
@@ -74,7 +74,7 @@ class PartialTensor {
   // Ranks whose requests differ only in the varying values.
   struct Request {
     Signature signature;  // without the varying values
-    size_t num_varying;   // of a rank
+    size_t num_varying;   // varying values per rank
     RankSet ranks;
     Times times;
     std::vector<Message> parts;  // `ranks` and `varying` only; empty if nothing may vary

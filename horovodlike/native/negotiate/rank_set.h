@@ -25,7 +25,7 @@ class RankSet {
   int32_t size() const { return size_; }  // how many ranks
   // Ascending, with at least one rank missing between two ranges, so that equal sets have equal lists.
   const std::vector<RankRange>& ranges() const { return ranges_; }
-  // For a non-empty set only.
+  // The set must not be empty.
   int32_t lowest() const { return ranges_.front().first; }
   int32_t highest() const { return ranges_.back().last; }
 

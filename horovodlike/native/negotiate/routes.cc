@@ -24,7 +24,7 @@ bool implements(int32_t transport, int32_t kind, int32_t device) {
   const bool is_own = transport == HVL_SHARED_MEMORY || transport == HVL_TCP;
   if (kind == HVL_MESSAGE) return is_own && device == HVL_CPU;
   if (kind < 0 || kind >= kNumKinds) return false;
-  // The log carries out what has no tensors.
+  // A collective without tensors is executed by reading the log alone.
   return has_tensors(static_cast<Kind>(kind)) ? moves_tensors(transport, device) : is_own && device == HVL_CPU;
 }
 

@@ -12,7 +12,7 @@ namespace hvl {
 // True if the engine has this hvl_transport for this hvl_kind, or HVL_MESSAGE, on this hvl_device.
 bool implements(int32_t transport, int32_t kind, int32_t device);
 
-// The rules of a job, see hvl_route. A tensor's own size counts, not that of its batch: batches depend on when tensors
+// The rules of a job, see hvl_route. A tensor's own size counts, not its batch's size: batches depend on when tensors
 // are ready, and so would the order in which numbers are added up.
 class Routes {
  public:

@@ -33,12 +33,12 @@ struct Signature {
   int64_t num_bytes() const;
   // True for the addition of a process set that its members request, and no other rank.
   bool is_by_members() const { return kind == HVL_ADD_PROCESS_SET && root >= 0; }
-  MemoryFormat memory_format(size_t tensor) const;  // of an allreduce
+  MemoryFormat memory_format(size_t tensor) const;  // allreduce only
 };
 
 // The varying values are the part of a signature that may differ between the ranks. Allgather, gather: the extent of
-// dimension 0 of each tensor. Alltoall: the same, and then for each tensor the number of rows that each member of the
-// process set gets. take_varying() takes these values out of the signature, put_varying() puts them in.
+// dimension 0 of each tensor. Alltoall: the same, and then for each tensor the number of rows for each member of the
+// process set. take_varying() takes these values out of the signature, put_varying() puts them in.
 std::vector<int64_t> take_varying(Signature* signature);
 void put_varying(const int64_t* varying, size_t count, Signature* signature);
 

@@ -12,7 +12,7 @@ namespace hvl {
 constexpr uint64_t kLate = kMillisecond;
 
 struct StragglerStats {
-  int64_t times = 0;           // that the rank was late
+  int64_t times = 0;           // how often the rank was late
   uint64_t waited = 0;         // nanoseconds
   uint64_t counted_until = 0;  // so that time in which others wait for several tensors counts once
 

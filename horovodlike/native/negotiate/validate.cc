@@ -11,7 +11,7 @@
 namespace hvl {
 namespace {
 
-constexpr size_t kMostValues = 4;  // that an error message shows
+constexpr size_t kMostValues = 4;  // values that an error message shows
 
 // The ranks with one value of a field.
 struct Holders {
@@ -43,7 +43,7 @@ std::string title_of(const Signature& signature) {
   return std::string(name_of(signature.kind)) + " '" + signature.name + "'";
 }
 
-// Groups the ranks by value. The value of most ranks comes first; of equally common values, that of the lowest rank.
+// Groups the ranks by value. The value of most ranks comes first; of equally common values, the lowest rank's.
 std::vector<Holders> holders_of(const std::vector<Proposal>& proposals, const ValueText& value_of) {
   std::vector<Holders> all;
   for (const Proposal& proposal : proposals) {
@@ -237,7 +237,7 @@ Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, 
   verdict.status = compare_all(proposals);
   if (!verdict.status.ok()) return verdict;
 
-  // If only meaningless values differ, those of the lowest rank are used, in any order of arrival.
+  // If only meaningless values differ, the lowest rank's are used, in any order of arrival.
   const auto lowest = [](const Proposal& p) { return *std::min_element(p.ranks.begin(), p.ranks.end()); };
   auto chosen = std::min_element(proposals.begin(), proposals.end(),
                                  [&](const Proposal& a, const Proposal& b) { return lowest(a) < lowest(b); });

@@ -14,7 +14,7 @@ namespace hvl {
 struct Proposal {
   Signature signature;
   std::vector<int> ranks;
-  std::vector<std::vector<int64_t>> varying;  // of each of the `ranks`; empty if nothing may vary
+  std::vector<std::vector<int64_t>> varying;  // the varying values of each of the `ranks`; empty if nothing may vary
 };
 
 // Adds one rank's request to the proposal with the same signature, or as a new proposal.
@@ -31,7 +31,7 @@ struct Verdict {
   uint32_t varying_per_rank = 0;
 };
 
-// `proposals` must not be empty. The verdict does not depend on their order. `members`: of the process set.
+// `proposals` must not be empty. The verdict does not depend on their order. `members`: the process set's members.
 Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, int size);
 
 }  // namespace hvl

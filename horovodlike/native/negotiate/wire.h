@@ -31,7 +31,7 @@ class Writer {
   std::string* out_;
 };
 
-// Every get returns false, and reads nothing, if there are too few bytes; this is checked before any allocation.
+// Every get function returns false, and reads nothing, if bytes are missing; this is checked before any allocation.
 class Reader {
  public:
   Reader(const void* bytes, size_t num_bytes) : next_(static_cast<const char*>(bytes)), remaining_(num_bytes) {}

@@ -26,7 +26,7 @@ class Fault {
 
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
-  // For the holder of the engine lock. An exception that the fault throws breaks the job.
+  // Only the holder of the engine lock may call it. An exception that the fault throws breaks the job.
   void trigger() {
     FaultAction armed;
     {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kHashes = 1ull << 32;
 constexpr uint64_t kPause = kMillisecond;
-// One in so many without a pause: so the sample goes back a second at 32,000 collectives per second.
+// One in kDropped collectives without a pause is sampled: the sample covers a second at 32,000 collectives per second.
 constexpr uint64_t kDropped = 64;
 
 // Knuth's multiplicative hash: so that the choice does not follow the order of tensors in a step.

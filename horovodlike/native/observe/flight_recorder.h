@@ -1,8 +1,8 @@
-// The last collectives of a rank, to show after a failure what it was doing.
+// The last collectives of a rank, to show its work after a failure.
 //
 // One thread writes (the holder of the engine lock). Any thread reads at any time, without a lock: a slot's version is
 // odd while the slot is written, and a reader skips a slot that changed during the read. Some collectives are also in a
-// sample, which goes back further: for readers who compare the ranks, and do not read them at the same moment.
+// sample, which goes back further: for readers that compare the ranks, and do not read them at the same moment.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ struct CollectiveRecord {
   Kind kind = HVL_ALLREDUCE;
   int32_t process_set = 0;
   int32_t num_requests = 0;
-  char name[68] = {};  // of the first request, truncated to this size
+  char name[68] = {};  // the first request's name, truncated to this size
 
   void set_name(const std::string& text);
 };
@@ -37,14 +37,14 @@ class FlightRecorder {
  public:
   explicit FlightRecorder(size_t capacity);
 
-  // For the one writer. Neither function allocates memory.
+  // Only the writer calls begin() and end(). Neither function allocates memory.
   void begin(const CollectiveRecord& record);
   void end(uint64_t now);
   // Any thread: all records, the oldest first.
   std::vector<CollectiveRecord> read() const { return recent_.read(recent_.capacity()); }
-  // Any thread: at most so many of those with greater numbers than *after, the oldest first; *after becomes the number
-  // of the last collective. Ranks choose alike: those before which there was a pause, since a rank was awaited, and
-  // few others, by a hash of the number. They may lack the time of their end.
+  // Any thread. Returns at most `most` collectives with numbers above *after, the oldest first, and sets *after to the
+  // number of the last collective. All ranks choose the same ones: collectives after a pause, in which a rank was
+  // awaited, and few others, by a hash of the number. The time of their end may be missing.
   std::vector<CollectiveRecord> sample(uint64_t* after, size_t most) const;
 
  private:

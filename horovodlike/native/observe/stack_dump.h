@@ -1,6 +1,6 @@
-// Stack dumps: the leader of a host gets the stacks of the Python threads of its ranks. It makes a request in shared
+// Stack dumps: the leader of a host asks for the stacks of the Python threads of its ranks by a request in shared
 // memory. A Python thread of the rank, which sleeps until there is one, writes the answer next to it. The leader polls
-// for the answer and never blocks. The coordinator gets the answers of other hosts from their leaders.
+// for the answer and never blocks. The coordinator receives the answers of other hosts from their leaders.
 //
 // The engine of the asked rank takes no part, and no signal is sent: a signal would interrupt system calls of code that
 // does not expect it. The price: a rank that holds the interpreter's lock in native code does not answer, and the
@@ -19,7 +19,7 @@ namespace hvl {
 
 // The time that a rank has to answer. It needs milliseconds, unless it is stuck in native code.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
-constexpr uint64_t kRemoteAnswerTime = 2 * kAnswerTime;  // of a rank on another host
+constexpr uint64_t kRemoteAnswerTime = 2 * kAnswerTime;  // for a rank on another host
 
 // Any thread of the asked rank: sleeps until there is a stack-dump request, and returns its number. Returns 0 if the
 // rank leaves, so that there will be no more.
@@ -39,8 +39,8 @@ class StackDumpRequests {
     std::string text = {};  // the answer from another host; empty: none yet
   };
 
-  // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
-  // ascending; take() is for the others.
+  // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: this host's ranks, by local rank,
+  // ascending; take() is for ranks on other hosts.
   StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks);
 
   void ask(const std::vector<int>& ranks, uint64_t now);

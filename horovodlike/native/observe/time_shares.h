@@ -1,4 +1,5 @@
-// For how long requests of this rank have waited while no collective was executed, and collectives were executed.
+// The time in which requests of this rank waited while no collective was executed, and the time in which collectives
+// were executed.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 namespace hvl {
 
-// The counters are shared by threads without a lock. Each function stores what ends a time before it adds that time,
+// The counters are shared by threads without a lock. Each function stores the end of a time before it adds that time,
 // and read() loads in the opposite order, so that no time counts twice.
 class TimeShares {
  public:
@@ -23,7 +24,7 @@ class TimeShares {
   }
   void withdraw() { num_enqueued_.fetch_sub(1); }
 
-  // The rest but read() is for the holder of the engine lock.
+  // Only the holder of the engine lock may call the rest, except read().
   void complete() { num_completed_.store(num_completed_.load(std::memory_order_relaxed) + 1); }
   void begin(uint64_t now) {
     const uint64_t since = std::max(pending_since_.load(), idle_since_.load());
@@ -72,7 +73,7 @@ class TimeShares {
   std::atomic<uint64_t> num_completed_{0};
   std::atomic<uint64_t> pending_since_{0};  // when the first of those that are not complete was enqueued
   std::atomic<uint64_t> idle_since_{0};     // when the last collective ended
-  std::atomic<uint64_t> begun_at_{0};       // of the collective that is executed; 0: none is
+  std::atomic<uint64_t> begun_at_{0};       // start of the collective that is executed; 0: none is
   std::atomic<int64_t> waiting_{0};
   std::atomic<int64_t> communicating_{0};
   std::atomic<int64_t> shown_waiting_{0};

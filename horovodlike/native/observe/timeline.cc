@@ -94,7 +94,7 @@ void Timeline::stop() {
   is_on_.store(false);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end_open(now_ns());  // of collectives whose results may be complete already
+    end_open(now_ns());  // ends collectives whose results may be complete already
     stopping_ = true;
   }
   wakes_.notify_all();

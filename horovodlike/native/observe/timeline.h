@@ -25,13 +25,13 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Any thread. Stops the current timeline first, if there is one. `mark_cycles`: also mark the begin of each batch.
+  // Any thread. Stops the current timeline first, if there is one. `mark_cycles`: also mark the start of each batch.
   Status start(const std::string& path, bool mark_cycles);
   // Any thread. Returns when all events are in the file.
   void stop();
 
-  // For the holder of the engine lock: a collective begins, and ends. `number`: its place in the log; `num_ranks`: that
-  // take part in it.
+  // The holder of the engine lock calls begin() and end() for each collective. `number`: the collective's place in the
+  // log; `num_ranks`: the ranks that take part.
   void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, int num_ranks, uint64_t now) {
     if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, num_ranks, now);
   }
@@ -42,7 +42,7 @@ class Timeline {
  private:
   struct Place {
     int rank;
-    int size;  // of the job
+    int size;  // ranks in the job
   };
 
   // An event that has begun.
@@ -60,7 +60,7 @@ class Timeline {
   void add_span(const std::string& what, int row, uint64_t begun, uint64_t ended);
   int row_of(const std::string& name);
   std::string time_of(uint64_t time) const;
-  // For the writer's thread.
+  // Only the writer's thread calls it.
   void write_on();
   void write(const std::string& events);
 

@@ -10,7 +10,7 @@ namespace hvl {
 
 namespace {
 
-// JointCopyBlock::next has the number of the copy in its upper half, and that of the next piece in its lower half. So a
+// JointCopyBlock::next has the copy's number in its upper half, and the next piece's number in its lower half. So a
 // claim fails if another copy has begun since the rank read the addresses.
 constexpr int kBitsOfPiece = 32;
 constexpr uint64_t kClosed = UINT32_MAX;

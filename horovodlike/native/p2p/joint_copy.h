@@ -21,8 +21,8 @@ constexpr uint64_t kCopyPatience = 100 * kMillisecond;  // with a peer that copi
 class JointCopy {
  public:
   struct Piece {
-    uint64_t id = 0;       // of the message
-    uint64_t address = 0;  // of the piece, in the receiver's memory
+    uint64_t id = 0;       // the message's
+    uint64_t address = 0;  // the piece's, in the receiver's memory
     uint64_t offset = 0;
     uint64_t num_bytes = 0;
   };
@@ -31,11 +31,11 @@ class JointCopy {
   JointCopy(std::shared_ptr<HostMemory> memory, int peer, JointCopyBlock* block)
       : memory_(std::move(memory)), peer_(peer), block_(*block) {}
 
-  // For both ranks: claims the next piece; false: there is none left.
+  // Both ranks. Claims the next piece; false: there is none left.
   bool claim(Piece* piece);
   bool has_pieces() const;
 
-  // For the receiver.
+  // The receiver only.
   void begin(uint64_t id, const char* to, uint64_t num_bytes);
   // Counts a piece that the receiver has claimed as received: it copies the piece, or gives up the whole copy.
   void add(const Piece& piece) { num_received_ += piece.num_bytes; }
@@ -46,7 +46,7 @@ class JointCopy {
   // 100 ms at most: the sender may have been killed. No other joint copy may begin in this direction afterwards.
   void close();
 
-  // For the sender. False: the receiver has closed the copy, and a claimed piece must not be copied any more.
+  // The sender only. False: the receiver has closed the copy, and a claimed piece must not be copied any more.
   bool is_open() const;
   // Ends a claimed piece. `is_copied`: false if the sender could not copy it.
   void end(const Piece& piece, bool is_copied);

@@ -1,7 +1,7 @@
 // Receives that wait for their messages, and messages that wait for their receives. Pure.
 //
-// A receive gets the message that arrived first among those with its source, tag and context; a message goes to the
-// receive that was posted first among those that it matches. A receive from any source matches messages from all.
+// A receive takes the first message to arrive with its source, tag and context; a message goes to the first receive
+// posted that it matches. A receive from any source matches messages from all.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The process sets as namespaces of tags. Ids of process sets are reused, so each process set that is added gets a
+// The process sets as namespaces of tags. Ids of process sets are reused, so each process set that is added has a
 // unique number, its context. It is the same on all ranks. Pure.
 #pragma once
 

@@ -18,8 +18,8 @@
 
 namespace hvl {
 
-constexpr size_t kEagerBytes = size_t{8} << 10;      // of the largest message that is sent eagerly
-constexpr size_t kFragmentBytes = size_t{64} << 10;  // of the largest payload of another frame
+constexpr size_t kEagerBytes = size_t{8} << 10;      // size of the largest message that is sent eagerly
+constexpr size_t kFragmentBytes = size_t{64} << 10;  // size of the largest payload of another frame
 
 struct MessageFrame {
   enum class Kind : uint8_t {
@@ -29,7 +29,7 @@ struct MessageFrame {
     kData = 4,      // a fragment of that message, from an offset on
     kDone = 5,      // the message of an id is not needed any more: it was copied, is empty, or does not fit the receive
     kRemoved = 6,   // the message of an id was for a process set that has been removed
-    kCredit = 7,    // gives `num_bytes` of credit back, for received eager messages
+    kCredit = 7,    // returns `num_bytes` of credit, for received eager messages
     kEnd = 8,       // the sender leaves the job, and nothing follows
     kBroken = 9     // the job is broken on the sender; the payload is the reason
   };
@@ -38,7 +38,7 @@ struct MessageFrame {
   DataType dtype = HVL_UINT8;
   uint64_t context = 0;
   int64_t tag = 0;
-  uint64_t num_bytes = 0;  // of the message; kData, kBroken: of the payload; kCredit: the credit
+  uint64_t num_bytes = 0;  // the message's size; kData, kBroken: the payload's; kCredit: the credit
   uint64_t id = 0;
   uint64_t offset = 0;  // kAnnounce: the address in the sender's memory, if the receiver may copy from there
 

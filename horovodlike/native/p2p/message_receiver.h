@@ -4,7 +4,7 @@
 // From a rank of this host a message is copied directly out of the sender's memory, if the system allows it: one copy,
 // which both ranks may share (JointCopy). Otherwise the sender sends fragments.
 //
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 #pragma once
 
 #include <cstdint>

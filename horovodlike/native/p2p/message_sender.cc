@@ -7,7 +7,7 @@ namespace hvl {
 
 namespace {
 
-constexpr int kMostInARow = 16;  // frames before a fragment gets its turn
+constexpr int kMostInARow = 16;  // frames before a fragment has its turn
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 // So the memory of a rank for messages without a receive is bounded by the credit, and by the headers of announced
 // messages.
 //
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 #pragma once
 
 #include <cstdint>

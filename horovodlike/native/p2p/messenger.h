@@ -42,8 +42,9 @@ class Messenger final : private MessageEvents {
   // Any thread: queues the request, which begins with the next progress(), and returns its handle in *handle.
   Status post(MessageRequestPtr request, int64_t* handle);
 
-  // The rest is for the holder of the engine lock.
-  // Moves what can be moved without waiting; sets *progressed if anything moved. An error means that the job is broken.
+  // Only the holder of the engine lock may call the rest.
+
+  // Moves as much as possible without waiting; sets *progressed if anything moved. An error breaks the job.
   Status progress(bool* progressed) {
     const bool is_quiet = queue_.empty() && !local_links_.can_progress() && remote_links_ == nullptr;
     return is_quiet ? Status() : move(progressed);
@@ -77,7 +78,7 @@ class Messenger final : private MessageEvents {
   // job of one host.
   bool is_finished() const;
   // Called when the job has ended: all requests complete with this error, and so do later ones. But if the job was shut
-  // down, a later receive still gets a message that has arrived before.
+  // down, a later receive still takes a message that has arrived before.
   void end(const Status& status);
   // Any thread.
   bool has_ended() const { return has_ended_.load(); }

@@ -11,7 +11,7 @@ namespace hvl {
 
 namespace {
 
-constexpr int kRounds = 16;  // at most in one call of progress()
+constexpr int kRounds = 16;  // most rounds in one call of progress()
 
 }  // namespace
 

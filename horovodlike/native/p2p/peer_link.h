@@ -1,6 +1,6 @@
 // The messages between this rank and one other: sends the outgoing ones, and handles the incoming frames.
 //
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class PeerLink {
   }
   // Answers the announcement of a message that is not needed, with kDone or kRemoved.
   void decline(uint64_t id, MessageFrame::Kind why) { sender_.send_frame(why, id); }
-  // Gives back the credit of an eager message of `num_bytes` bytes: a receive has got it, or it has been dropped.
+  // Returns the credit of an eager message of `num_bytes` bytes that a receive has taken, or that has been dropped.
   void give_credit(uint64_t num_bytes);
 
   // Moves bytes, and handles the frames that have arrived. An error breaks the job, unless is_lost(): then the
@@ -74,10 +74,10 @@ class PeerLink {
   bool has_more_ = false;  // the last progress() ended at its bound: the stream may have bytes that no descriptor shows
 
   MessageFrame frame_;           // under way
-  bool awaits_payload_ = false;  // of this frame; else the header of the next one
+  bool awaits_payload_ = false;  // this frame's payload; false: the next frame's header
   uint64_t end_ = 0;             // the end of the awaited bytes in the stream
   char header_[FrameCoder::kBytes];
-  std::vector<char> payload_;  // of an eager message, or of kBroken
+  std::vector<char> payload_;  // the payload of an eager message, or of kBroken
   uint64_t credit_to_give_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // The bytes of messages between this rank and one other, in both directions: in shared memory, or through a transport.
 //
-// For the thread that holds the engine lock. Nothing here waits but await_copies().
+// Only the thread that holds the engine lock may use it. No function waits but await_copies().
 #pragma once
 
 #include <memory>

@@ -29,7 +29,7 @@ void move_bytes(Transfer* transfer, const MessageRing& ring, uint64_t position, 
   }
 }
 
-// Moves bytes between the memory of this process and that of another one; false: the system does not allow it.
+// Moves bytes between this process's memory and another's; false: the system does not allow it.
 bool move_memory(decltype(process_vm_readv)* move, int pid, uint64_t address, char* here, uint64_t num_bytes) {
   while (num_bytes > 0) {
     const iovec local{here, num_bytes}, remote{reinterpret_cast<void*>(address), num_bytes};

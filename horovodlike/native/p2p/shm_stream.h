@@ -12,7 +12,7 @@ namespace hvl {
 
 class ShmStream final : public PeerStream {
  public:
-  // `local_rank`: of this rank; `peer`: that of the other rank. `pid`: of the other rank's process; 0: its memory is
+  // `local_rank`: this rank's; `peer`: the other rank's local rank. `pid`: the other rank's process; 0: its memory is
   // not accessed directly.
   ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer, int pid)
       : memory_(std::move(memory)),

@@ -9,10 +9,10 @@
 
 namespace hvl {
 
-// For one thread.
+// Not thread-safe.
 class BufferPool {
  public:
-  // Gives the memory back to its pool, which must live longer. Without one, the memory was borrowed.
+  // Returns the memory to its pool, which must live longer. Without one, the memory was borrowed.
   class GiveBack {
    public:
     GiveBack() = default;
@@ -36,7 +36,7 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // At least as many bytes, not initialised. Throws std::bad_alloc.
+  // Returns at least `num_bytes` bytes, not initialised. Throws std::bad_alloc.
   Pointer take(size_t num_bytes) {
     size_t size_class = 0;
     while (kLeastBytes << size_class < num_bytes) ++size_class;
@@ -55,7 +55,7 @@ class BufferPool {
 
  private:
   static constexpr size_t kLeastBytes = 4096;
-  static constexpr size_t kMostUnused = 16;  // of a size
+  static constexpr size_t kMostUnused = 16;  // unused buffers of one size
 
   void give_back(char* memory, size_t size_class) {
     std::vector<char*>& unused = unused_[size_class];

@@ -318,7 +318,7 @@ void ClientArray::pack(const Conversion& conversion, const CommandRanges& ranges
   command->num_sent = num_range_bytes + num_element_bytes;
 }
 
-// An error that is fed back is taken out of the residual: elements that are sent twice get it once.
+// An error that is fed back is taken out of the residual: it is added once to elements that are sent twice.
 void ClientArray::convert(const Update& update, const Conversion& conversion, const std::vector<Range>& in_array,
                           const char* elements, uint64_t count, char* converted) {
   const uint64_t width = size_of(dtype_);

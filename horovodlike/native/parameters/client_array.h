@@ -27,13 +27,13 @@ struct Rows {
   int64_t length;
 };
 
-// Any thread. The functions that make a request check its arguments: an error names what is wrong. Elements are
+// Any thread. The functions that make a request check its arguments: an error names the wrong one. Elements are
 // borrowed until the request has ended. A request without commands is done.
 class ClientArray {
  public:
   using RequestPtr = std::unique_ptr<ClientRequest>;
 
-  // An error says what is wrong with the description.
+  // An error names the wrong part of the description.
   static Status make(const hvl_parameters_array_config& config, std::unique_ptr<ClientArray>* array);
 
   Status create(ClientRequest* request) const;
@@ -58,12 +58,12 @@ class ClientArray {
   // The elements that one command moves, which are on one shard: as many ranges of each kind.
   struct CommandRanges {
     std::vector<Range> in_shard, in_array, in_rows;
-    uint64_t num_bytes = 0;  // of the elements and the ranges
+    uint64_t num_bytes = 0;  // size of the elements and the ranges
   };
 
   ClientArray() = default;
   ClientCommand* add_command(Command::Kind kind, size_t shard, ClientRequest* request) const;
-  // Appends the commands for items of a part that are on one shard. `memory`: of these items.
+  // Appends the commands for items of a part that are on one shard. `memory`: the items' memory.
   void add_commands(const Command& command, size_t shard, Range items, char* memory, ClientRequest* request) const;
   // Calls function(shard, range in the shard, elements in front) for each shard that has some of the elements.
   template <typename Function>
@@ -86,8 +86,8 @@ class ClientArray {
   std::vector<ShardRange> shards_;
   uint64_t count_ = 0;
   std::mutex mutex_;  // a leaf lock
-  // Guarded by mutex_. By rule and its name: the errors of conversions. Those of the rules that add
-  // share one, of what is missing in the values.
+  // Guarded by mutex_. The errors of conversions, by rule and its name. All rules that add share one array: the sum
+  // that the values lack.
   std::map<std::pair<Rule, std::string>, std::vector<char>> residuals_;
 };
 

@@ -26,14 +26,14 @@ struct ClientCommand : Command {
   uint64_t num_sent = 0;            // bytes
   char* received = nullptr;         // memory for the elements of a pull
   uint64_t num_received = 0;        // bytes
-  std::unique_ptr<char[]> memory;   // of the payload or the elements; null: the user's
-  std::vector<iovec> destinations;  // of the received elements, in the user's memory
+  std::unique_ptr<char[]> memory;   // holds the payload or the elements; null: the user's does
+  std::vector<iovec> destinations;  // where received elements go, in the user's memory
   bool is_sent = false;             // the payload, if it is a message of its own
   bool is_coming = false;           // the elements of a pull are being written to `received`
 
   // True if the payload is a message of its own.
   bool is_large() const { return num_sent > kInlineBytes; }
-  // For the client of a server, which counts its commands.
+  // Called by a server's client, which counts its commands.
   void set_number(uint64_t next) {
     number = next;
     num_inline = is_large() ? 0 : static_cast<uint32_t>(num_sent);

@@ -9,7 +9,7 @@ namespace hvl {
 
 namespace {
 
-// The limits of what is on its way to the server. It drops a client that sends more than it must keep.
+// The limits of the bytes on their way to the server. It drops a client that sends more than it must keep.
 constexpr size_t kMostLarge = 64;
 constexpr uint64_t kMostBatchBytes = kMessageCredit / 2 - 8 * kEagerBytes;
 

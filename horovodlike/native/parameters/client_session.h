@@ -44,7 +44,7 @@ class ClientSession final : public Session {
   std::unordered_map<uint64_t, ClientCommand*> pending_;  // by number
   uint64_t next_number_ = 1;
   size_t num_large_ = 0;          // pending commands with a payload of their own
-  uint64_t num_batch_bytes_ = 0;  // of pending commands in batches
+  uint64_t num_batch_bytes_ = 0;  // size of pending commands in batches
 };
 
 }  // namespace hvl

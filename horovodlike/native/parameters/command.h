@@ -19,9 +19,9 @@
 namespace hvl {
 
 constexpr int64_t kBatchTag = 0;
-constexpr uint64_t kInlineBytes = uint64_t{4} << 10;       // of the largest payload that is in the batch
+constexpr uint64_t kInlineBytes = uint64_t{4} << 10;       // size of the largest payload that is in the batch
 constexpr uint64_t kMostCommandBytes = 168;                // without its payload
-constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 20;  // of a command, and of the elements that a pull returns
+constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 20;  // also for the elements that a pull returns
 // Small enough that a rule finds the copied elements in the cache of the processor.
 constexpr uint64_t kUsualPayloadBytes = kMostPayloadBytes / 2;
 
@@ -49,15 +49,15 @@ struct Command {
 
   Kind kind = Kind::kPush;
   Part part = Part::kValues;
-  Payload format = HVL_PAYLOAD_FULL;  // of a push
-  DataType dtype = HVL_UINT8;         // of a new shard, or of the array that a push or a pull is for
-  Update update;                      // of a push
+  Payload format = HVL_PAYLOAD_FULL;  // a push's payload
+  DataType dtype = HVL_UINT8;         // the type of a new shard, or of the array of a push or a pull
+  Update update;                      // a push's update
   ShardId shard;
   uint64_t number = 0;  // the client counts its commands, from 1 on
-  uint64_t client = 0;  // the one that has made the command
+  uint64_t client = 0;  // the client that has made the command
   Range range;          // if num_ranges is 0; else `count` is the sum of the ranges
   uint32_t num_ranges = 0;
-  uint64_t address = 0;  // of a pull: where the elements belong in the client's memory, if the server may write there
+  uint64_t address = 0;     // where a pull's elements belong in the client's memory, if the server may write there
   uint32_t num_inline = 0;  // bytes of payload that follow the command
 };
 
@@ -74,7 +74,7 @@ using Bytes = std::vector<char>;
 void append(const Command& command, const char* payload, Bytes* batch);
 void append(const Reply& reply, Bytes* batch);
 
-// Reads a batch that was received. After an error, which says what is wrong, nothing more can be read.
+// Reads a batch that was received. After an error nothing more can be read.
 class BatchReader {
  public:
   explicit BatchReader(const Bytes& batch) : next_(batch.data()), end_(batch.data() + batch.size()) {}

@@ -62,7 +62,7 @@ class CommandRunner : private ClockClient {
 
   ShardStore& store_;
   Output& output_;
-  std::vector<Range> ranges_;                       // of the command that is carried out
+  std::vector<Range> ranges_;                       // the ranges of the command that is carried out
   std::set<std::pair<uint64_t, uint64_t>> joined_;  // arrays, and their clients whose clocks end with this
   bool has_left_ = false;
 };

@@ -159,7 +159,7 @@ bool ParameterNode::has_work() {
   return loop_.can_progress();
 }
 
-// A thread that calls, or a peer, changes what this thread looks at, and then checks whether it must be woken.
+// A thread that calls, or a peer, changes the state that this thread checks, and then checks whether to wake it.
 void ParameterNode::sleep() {
   const uint64_t begin = now_ns();
   loop_.arm();

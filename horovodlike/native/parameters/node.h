@@ -44,7 +44,7 @@ class ParameterNode {
  private:
   // Requests of other threads. The calls of a kind are in their order; requests come last.
   struct Calls {
-    std::vector<std::pair<PeerConnection, int64_t>> connections;  // with the number of the server; 0: to a client
+    std::vector<std::pair<PeerConnection, int64_t>> connections;  // and the server's number; 0: the peer is a client
     std::vector<std::function<void()>> functions;
     std::vector<std::unique_ptr<ClientRequest>> requests;
   };

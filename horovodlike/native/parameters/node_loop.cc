@@ -17,7 +17,7 @@ namespace hvl {
 namespace {
 
 constexpr int kMostReady = 64;
-constexpr int kLastRounds = 64;  // for what has come from a peer that has ended
+constexpr int kLastRounds = 64;  // rounds of reading from a peer that has ended
 
 void copy_out(const ClientCommand& command) {
   const char* from = command.received;
@@ -176,7 +176,7 @@ void NodeLoop::find_ready(int milliseconds) {
     mark_ready(peer);
     Status status = peer->take_input();
     if (status.ok()) continue;
-    bool progressed = false;  // what came before the end is handled
+    bool progressed = false;  // data that came before the end is handled
     for (int round = 0; round < kLastRounds && peer->can_progress(); ++round) {
       if (!catch_no_memory(peer->name(), [&] { return peer->progress(&progressed); }).ok()) break;
     }

@@ -14,7 +14,7 @@
 
 namespace hvl {
 
-// For the node's thread, but for close_in_child().
+// Only the node's thread may use it, except close_in_child().
 class NodeLoop {
  public:
   // `call`: a descriptor that ends a sleep when it is readable. `peers_mutex` is held while peers are removed, and
@@ -38,7 +38,7 @@ class NodeLoop {
   bool can_progress() const;
   // Finds the peers whose sockets are ready; waits for them, or for a call, `milliseconds` at most.
   void find_ready(int milliseconds);
-  // Between arm() and disarm(), peers on this host end a sleep by what they do.
+  // Between arm() and disarm(), peers on this host end a sleep when they change something.
   void arm();
   void disarm();
   void check_answered();

@@ -39,11 +39,11 @@ struct PeerConnection {
                            PeerConnection* connection);
   // The shared memory that a connection needs.
   static HostShape shape() { return HostShape{2, 4096, 1}; }
-  // For a forked child: closes its descriptors.
+  // Closes the descriptors in a forked child.
   void close_in_child();
 };
 
-// For the node's thread.
+// Only the node's thread may use it.
 class NodePeer {
  public:
   // `notify` is called when progress() has something to do.
@@ -51,7 +51,7 @@ class NodePeer {
 
   // A client.
   NodePeer(PeerConnection connection, ShardStore* store, Notify notify);
-  // A server. `store`: for the process itself.
+  // A server. `store`: used if the server is this process itself.
   NodePeer(PeerConnection connection, int64_t server, ShardStore* store, ClientCommand::OnEnd on_end, Notify notify);
   NodePeer(const NodePeer&) = delete;
   NodePeer& operator=(const NodePeer&) = delete;
@@ -64,14 +64,14 @@ class NodePeer {
 
   // Takes a command for the server.
   void call(ClientCommand* command) { own_ != nullptr ? own_->call(command) : client_->call(command); }
-  // Moves bytes, and handles what has come. An error ends the connection.
+  // Moves bytes, and handles those that have come. An error ends the connection.
   Status progress(bool* progressed);
   bool can_progress() const;
   // True if room in the socket must be waited for.
   bool waits_for_room() const { return fd_ != -1 && !is_local() && session_->is_sending(); }
   // The socket has input. An error: the peer has ended.
   Status take_input();
-  // For a peer of this host: whether it wakes this process after it has done something.
+  // From now on, until disarm(), a peer on this host wakes this process after each change.
   void arm();
   void disarm() { doorbell().disarm(); }
   // Returns an error if the host of the peer does not answer.
@@ -80,7 +80,7 @@ class NodePeer {
   void leave();
   // Ends the session, and all commands that have not ended with an error.
   void end(const Status& why);
-  // For a forked child: closes the descriptors.
+  // Closes the descriptors in a forked child.
   void close_in_child();
 
   bool is_ready = false;      // in the list of those that can make progress
@@ -91,7 +91,7 @@ class NodePeer {
   Doorbell& doorbell() const { return block().doorbell; }
   int find_fd() const;
 
-  std::unique_ptr<LocalEnd> local_;  // of a peer on this host
+  std::unique_ptr<LocalEnd> local_;  // set for a peer on this host
   std::unique_ptr<OwnClient> own_;   // the server is this process, and there is no session
   std::unique_ptr<Session> session_;
   ClientSession* client_ = nullptr;

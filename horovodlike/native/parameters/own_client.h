@@ -13,7 +13,7 @@
 
 namespace hvl {
 
-// For the node's thread.
+// Only the node's thread may use it.
 class OwnClient final : private CommandRunner::Output {
  public:
   // `store` must live longer. `notify` is called when progress() may have something to do again.
@@ -31,7 +31,7 @@ class OwnClient final : private CommandRunner::Output {
 
  private:
   bool copy_to_client(const Command&, const char*, uint64_t) override { return false; }  // see memory_for()
-  // The elements go where the caller wants them, since no one sees them before the command has ended.
+  // The elements go where the caller wants them, since they are not read before the command has ended.
   BufferPool::Pointer memory_for(uint64_t number, uint64_t) override {
     return BufferPool::Pointer(pending_.at(number)->received, {});
   }
@@ -44,8 +44,8 @@ class OwnClient final : private CommandRunner::Output {
   const std::string server_;
   const ClientCommand::OnEnd on_end_;
   const std::function<void()> notify_;
-  std::deque<ClientCommand*> waiting_;                    // to be carried out
-  std::unordered_map<uint64_t, ClientCommand*> pending_;  // by number: those that are
+  std::deque<ClientCommand*> waiting_;                    // not carried out yet
+  std::unordered_map<uint64_t, ClientCommand*> pending_;  // being carried out, by number
   uint64_t next_number_ = 1;
   std::vector<Reply> replies_;
   CommandRunner runner_;

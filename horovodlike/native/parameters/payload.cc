@@ -28,7 +28,7 @@ struct AsInt8 {
   float scale, inverse;
 
   explicit AsInt8(float of) : scale(of), inverse(of >= std::numeric_limits<float>::min() ? 1 / of : 0) {}
-  // To the nearest; ties away from zero.
+  // Rounds to the nearest; ties away from zero.
   Narrow to_narrow(float number) const {
     const float scaled = number * inverse;
     return static_cast<int8_t>(static_cast<int32_t>(scaled + (scaled < 0 ? -0.5F : 0.5F)));

@@ -39,8 +39,8 @@ struct Update {
 
   Rule rule = Rule::kAdd;
   double arguments[kMostRuleArguments] = {};
-  int num_arguments = 0;  // of kNamed; the other rules have num_arguments()
-  std::string name;       // of kNamed
+  int num_arguments = 0;  // kNamed only; other rules have num_arguments()
+  std::string name;       // kNamed only
 };
 
 // Carries out the rules of the user.
@@ -51,7 +51,7 @@ struct UserRules {
   Status apply(const Update& update, DataType dtype, void* values, const void* pushed, uint64_t count) const;
 };
 
-// Consecutive elements of a shard, and what their rules remember.
+// Consecutive elements of a shard, and the state of their rules.
 struct Elements {
   DataType dtype;
   char* values;
@@ -60,7 +60,7 @@ struct Elements {
   size_t count;
 };
 
-// As memcpy(), by the vectors of reduce() with one source: the two need not be aligned alike.
+// As memcpy(), by the vectors of reduce() with one source: the two may have different alignments.
 void copy_bytes(const char* from, char* to, size_t num_bytes);
 
 const char* name_of(Rule rule);
@@ -73,8 +73,8 @@ inline bool has_payload(Rule rule) { return rule != Rule::kZero; }
 // An error says why the rule cannot be applied to elements of this type, or which argument is not finite.
 Status check(const Update& update, DataType dtype);
 
-// Applies an update that check() has found right, but for kNamed. `pushed`: as many elements of the same type; null for
-// kZero.
+// Applies an update that check() has found right, except kNamed. `pushed`: elements of the same number and type; null
+// for kZero.
 void apply(const Update& update, const char* pushed, const Elements& elements);
 
 }  // namespace hvl

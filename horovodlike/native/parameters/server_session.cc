@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kFetched = 8;                                  // payloads that are fetched ahead
 constexpr size_t kReturned = 4;                                 // pulls whose elements are on their way
 constexpr size_t kReplies = 128;                                // batches of replies that are on their way
-constexpr uint64_t kMostElementsBytes = 2 * kMostPayloadBytes;  // with ranges
+constexpr uint64_t kMostElementsBytes = 2 * kMostPayloadBytes;  // elements of a command, with their ranges
 
 }  // namespace
 

@@ -60,10 +60,10 @@ class ServerSession final : public Session, private CommandRunner::Output {
   ShardStore& store_;
   const std::function<void()> notify_;
   std::deque<Bytes> batches_;
-  uint64_t num_waiting_bytes_ = 0;     // of the batches
-  std::optional<BatchReader> reader_;  // of the first batch
-  std::optional<Command> command_;     // the one that waits
-  uint64_t last_number_ = 0;           // of a command
+  uint64_t num_waiting_bytes_ = 0;     // size of the batches
+  std::optional<BatchReader> reader_;  // reads the first batch
+  std::optional<Command> command_;     // the command that waits
+  uint64_t last_number_ = 0;           // the last command's
   uint64_t budget_ = 1;                // the costs that commands may have until the next progress()
   const char* inline_payload_ = nullptr;
   std::deque<Elements> pushed_;                                 // in the order of their commands

@@ -31,7 +31,7 @@ Status Session::progress(bool* progressed) {
   if (!status.ok()) return status;
   flush();
   status = link_.progress(progressed);
-  const Status handled = status_.ok() ? handle() : status_;  // also what came before an error
+  const Status handled = status_.ok() ? handle() : status_;  // also data that came before an error
   return status.ok() ? handled : status;
 }
 
@@ -40,7 +40,7 @@ void Session::close() {
   link_.take_all(&requests);
 }
 
-// Gives what has come to the overrides, which may use the link.
+// Passes received data to the overrides, which may use the link.
 Status Session::handle() {
   Status status;
   for (uint64_t number : std::exchange(sent_, {})) {
@@ -84,7 +84,7 @@ void Session::fetch(uint64_t number, char* memory) {
 
 bool Session::on_message(const MessageHeader& message, const char* payload) {
   keep(Arrived{message, {}, Bytes(payload, payload + message.num_bytes), true});
-  return false;  // give_credit() and fetch() give the credit back
+  return false;  // give_credit() and fetch() return the credit
 }
 
 void Session::on_announcement(const MessageHeader& message, const Announcement& announcement) {

@@ -14,7 +14,7 @@
 
 namespace hvl {
 
-// For one thread. What has arrived is given to the functions that the end overrides, in the order of its arrival.
+// Not thread-safe. Received data is passed to the functions that the end overrides, in the order of its arrival.
 class Session : private MessageEvents {
  public:
   // `peer`: the other end, for errors. `keys`: as in FrameCoder.
@@ -23,7 +23,7 @@ class Session : private MessageEvents {
   Session& operator=(const Session&) = delete;
   virtual ~Session() { close(); }
 
-  // Moves bytes and handles what has arrived, without waiting. An error ends this session only.
+  // Moves bytes and handles received data, without waiting. An error ends this session only.
   Status progress(bool* progressed);
   bool can_progress() const { return !out_.empty() || !fetched_.empty() || link_.can_progress(); }
   // True if there is something to send, now or later.
@@ -41,7 +41,7 @@ class Session : private MessageEvents {
   virtual Status on_fetched(uint64_t number) = 0;
   // The memory that was given to send_elements() is not needed any more.
   virtual Status on_sent(uint64_t number) = 0;
-  // Called before anything is sent: the time to put what had to wait.
+  // Called before anything is sent: the time to put items that had to wait.
   virtual Status before_sending() = 0;
 
   // Takes a command, or a reply, for the next progress().
@@ -50,9 +50,9 @@ class Session : private MessageEvents {
     if (out_.size() >= kBatchBytes) flush();
     append(item, elements..., &out_);
   }
-  // The batch that on_batch() got last, or one before, has been handled: its sender may send as many bytes more.
+  // The last batch of on_batch(), or one before, has been handled: its sender may send as many bytes more.
   void give_credit(uint64_t num_bytes) { link_.give_credit(num_bytes); }
-  // Sends what was put.
+  // Sends the items that were put.
   void flush();
   // Sends elements, which are borrowed until on_sent().
   void send_elements(uint64_t number, const char* elements, uint64_t num_bytes);
@@ -62,7 +62,7 @@ class Session : private MessageEvents {
   Status wrong(const std::string& what) const;
 
  private:
-  // With the largest push in it, a batch is as long as an eager message may be.
+  // A batch with the largest push in it is as long as an eager message may be.
   static constexpr uint64_t kBatchBytes = kEagerBytes - kInlineBytes - kMostCommandBytes;
 
   struct Arrived {
@@ -86,7 +86,7 @@ class Session : private MessageEvents {
   std::deque<Arrived> batches_;                      // until on_batch(), in the order in which they were sent
   std::vector<uint64_t> begun_, fetched_, sent_;     // numbers of elements, since the last progress()
   int64_t next_handle_ = 1;
-  Status status_;  // the last error in what has arrived
+  Status status_;  // the last error in received data
   PeerLink link_;
 };
 

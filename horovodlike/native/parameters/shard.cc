@@ -9,7 +9,7 @@ namespace hvl {
 
 namespace {
 
-constexpr uint64_t kAlignment = 64;  // of the values: no vector is in two cache lines
+constexpr uint64_t kAlignment = 64;  // the values': no vector is in two cache lines
 
 // Memory of zeros, which the system provides only where it is used, and where it can be aligned.
 char* make_zeros(uint64_t count, uint64_t width) {

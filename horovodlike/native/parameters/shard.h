@@ -1,4 +1,4 @@
-// One server's part of an array of parameters, and what the rules remember of it.
+// One server's part of an array of parameters, and the state of the rules for it.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class Part : uint8_t { kValues, kSlot0, kSlot1, kCounters, kUpdates };
 
 constexpr bool is_of_counts(Part part) { return part >= Part::kCounters; }
 
-// For one thread.
+// Not thread-safe.
 class Shard {
  public:
   // All elements are 0. Throws std::bad_alloc.
@@ -61,7 +61,7 @@ class Shard {
  private:
   struct Block {
     std::unique_ptr<char[]> slots[kMostSlots];  // made when a rule needs them
-    uint64_t num_updates = 0;                   // by kAdam
+    uint64_t num_updates = 0;                   // updates by kAdam
     uint64_t counted = 0;                       // the update that was counted last
   };
   struct Free {

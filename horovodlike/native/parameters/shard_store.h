@@ -12,7 +12,7 @@
 
 namespace hvl {
 
-// For one thread.
+// Not thread-safe.
 class ShardStore {
  public:
   ShardStore() = default;

@@ -19,7 +19,7 @@ constexpr int64_t kIndexMask = (int64_t{1} << kIndexBits) - 1;
 uint32_t index_of(int64_t handle) { return static_cast<uint32_t>(handle & kIndexMask); }
 uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> kIndexBits); }
 
-// True if the result is finished or has failed. The engine gets some time to report an error of the device, since it
+// True if the result is finished or has failed. The engine has some time to report an error of the device, since it
 // names the rank to all ranks. If it has ended, or watches nothing in flight, this thread reports the error.
 bool is_there(GpuResult* result, bool has_engine) {
   bool done = false;

@@ -24,7 +24,7 @@ class HandleTable {
   // Takes over `outputs`, to be freed with hvl_free by the consumer of the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn must find the whole batch complete when it wakes.
   // `on_gpu`: shows when the GPU has finished the result; null: no GPU has work to do for it.
-  // `received`: source and size of the message that a receive has got.
+  // `received`: source and size of the message of a receive.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr,
                 const hvl_received& received = {});
   // The engine: wakes the threads that wait for handles that were completed since the last call.
@@ -34,9 +34,9 @@ class HandleTable {
   hvl_status poll(int64_t handle);
   // Sleeps until completion, a signal or the deadline (now_ns() time). HVL_OK, HVL_IN_PROGRESS, HVL_UNKNOWN_HANDLE.
   hvl_status wait(int64_t handle, uint64_t deadline);
-  // For complete or unknown handles: waits on the host until the GPU has finished or failed, or the job is broken:
-  // HVL_OK. HVL_IN_PROGRESS: the deadline (now_ns() time) or a signal came first. If the GPU has failed, an engine
-  // (`has_engine`) first gets some time to report that.
+  // The handles must be complete or unknown. Waits on the host until the GPU has finished or failed, or the job is
+  // broken: HVL_OK. HVL_IN_PROGRESS: the deadline (now_ns() time) or a signal came first. If the GPU has failed, an
+  // engine (`has_engine`) first has some time to report that.
   hvl_status wait_for_results(const int64_t* handles, size_t count, uint64_t deadline, bool has_engine = true);
   // As wait_for_results(), but makes a stream wait instead of the host. HVL_INVALID_ARGUMENT: the stream is being
   // captured. After any other error but HVL_IN_PROGRESS the host has waited, so the memory is no longer in use.
@@ -53,7 +53,7 @@ class HandleTable {
   // Called before and after fork(), so that no other thread uses the table meanwhile.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
-  // Gives back a handle whose request was not accepted.
+  // Discards a handle whose request was not accepted.
   void discard(int64_t handle);
 
  private:
@@ -66,7 +66,7 @@ class HandleTable {
     Status status;
     std::vector<hvl_output> outputs;
     GpuResultPtr on_gpu;
-    hvl_received received{};  // of a receive
+    hvl_received received{};  // a receive's message
     size_t copied_bytes = 0;
     std::vector<char> copy;  // at least copied_bytes long; kept for the slot's next handle
   };

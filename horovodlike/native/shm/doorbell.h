@@ -28,7 +28,7 @@ enum class WaitingParty : uint32_t { kEngineThread, kWaitingThread };
 
 // A thread that is about to sleep arms the doorbell, checks its condition once more, and only then sleeps. A thread
 // that notifies changes the condition and then checks whether the doorbell is armed, which costs one shared load if it
-// is not. All of these accesses are sequentially consistent, so one of the two threads sees what the other did. Each
+// is not. All of these accesses are sequentially consistent, so one of the two threads sees the other's change. Each
 // party has a futex word of its own: the engine's own thread continues to sleep while a waiting thread runs the engine.
 //
 // A rank that also waits for sockets sleeps in poll(), where no futex wakes it: the notifying thread writes to a pipe.
@@ -37,7 +37,7 @@ class Doorbell {
   // `pipe`: the write end of the notified rank's pipe; -1: it has none.
   void notify(WakeReason why, int pipe) {
     uint32_t armed = armed_.load();
-    // If `armed_` changes in between, another thread notifies, or a thread arms anew and then checks its condition.
+    // If `armed_` changes in between, another thread notifies, or a thread arms again and then checks its condition.
     if ((armed & why) == 0 || !armed_.compare_exchange_strong(armed, 0)) return;
     if (pipe == -1) {
       wake(static_cast<WaitingParty>(armed >> kWakeReasonBits));
@@ -56,7 +56,7 @@ class Doorbell {
   }
 
   void arm(WaitingParty party, uint32_t listening) { armed_.store(index_of(party) << kWakeReasonBits | listening); }
-  // For a thread that is awake: notifications wake no thread from now on.
+  // Called by a thread that is awake. From now on, notifications wake no thread.
   void disarm() { armed_.store(0); }
 
   // The value to pass to sleep(): read it before arming.

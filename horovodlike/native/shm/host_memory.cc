@@ -27,7 +27,7 @@ size_t HostMemory::message_rings_offset(const HostShape& shape) {
                   kPage);
 }
 
-// The rings of a rank to all others have a bounded size, so that those of many ranks fit into memory.
+// The rings of a rank to all others have a bounded size, so that the rings of many ranks fit into memory.
 size_t HostMemory::message_ring_bytes(int ranks) {
   size_t bytes = kMessageRingBytes;
   while (bytes > kLeastMessageRingBytes && bytes * static_cast<size_t>(ranks - 1) > kMessageBytesPerRank) bytes /= 2;

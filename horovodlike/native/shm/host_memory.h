@@ -54,8 +54,8 @@ struct Progress {
 struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down cleanly
-  // 1: its engine has ended. Memory of its requests may be reused: what others copy from there is not used, and they
-  // copy nothing to it.
+  // 1: its engine has ended. Memory of its requests may be reused: others do not use data that they copy from there,
+  // and copy nothing to it.
   std::atomic<uint32_t> ended;
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
@@ -144,7 +144,7 @@ class HostMemory {
   // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
   // called before any rank's engine runs.
   Status set_pipes(const std::vector<int>& pipes);
-  // For a forked child: closes its copies of the pipes. It must notify no rank any more.
+  // Closes a forked child's copies of the pipes. The child must notify no rank any more.
   void close_pipes();
   // Notifies a local rank that this rank has changed a message ring or a joint copy between the two.
   void notify_message(int local_rank, WakeReason why) {

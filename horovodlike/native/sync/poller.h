@@ -39,7 +39,7 @@ class Poller {
   // From now on, input on this descriptor ends an idle sleep, until it is closed.
   Status watch(int fd);
 
-  // For the thread that has armed the doorbell. Sleeps until a notification, input on a watched descriptor, or
+  // Called by the thread that has armed the doorbell. Sleeps until a notification, input on a watched descriptor, or
   // `timeout` nanoseconds later; returns EINTR after a signal.
   int sleep_idle(uint64_t timeout);
   // As sleep_idle(), while a collective is under way: wakes for its sockets instead of the watched descriptors.

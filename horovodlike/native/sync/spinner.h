@@ -21,7 +21,7 @@ enum class Spin { kInVain, kNotNeeded, kWorthIt };
 // Spins until `condition` holds, at most `limit` nanoseconds; adds the time that it took to `spent`, to the nearest
 // reading of the clock.
 //
-// If it yields, other runnable threads get the processor now and then. If there is a processor for every thread, not
+// If it yields, other runnable threads have the processor now and then. If there is a processor for every thread, not
 // yielding is better: two threads that yield to each other stay on one processor, whereas a sleeping thread is woken on
 // a free one.
 template <typename Condition>
@@ -51,7 +51,7 @@ Spin spin_until(Condition&& condition, uint64_t limit, bool yields, uint64_t* sp
   }
 }
 
-// For the thread that holds the engine lock.
+// Only the thread that holds the engine lock may use it.
 class Spinner {
  public:
   // `processors`: available to all ranks of this host together.

@@ -7,8 +7,8 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kMaxPieces = 64;          // of one system call
-constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions progress
+constexpr size_t kMaxPieces = 64;          // pieces per system call
+constexpr uint64_t kMaxBytes = 512 << 10;  // bytes per system call, so that both directions progress
 constexpr size_t kForgetPieces = 256;      // moved pieces after which they are erased
 
 }  // namespace

@@ -2,8 +2,8 @@
 // transport is in a folder of its own, later in the build order than its users, so that none of them can include it;
 // transport_test.cc checks each.
 //
-// For the thread that holds the engine lock. Nothing here waits: the caller repeats pump() or progress(), and sleeps on
-// the descriptors meanwhile. An error means that the job is broken, names the peer, and is final.
+// Only the thread that holds the engine lock may use it. No function waits: the caller repeats pump() or progress(),
+// and sleeps on the descriptors meanwhile. An error means that the job is broken, names the peer, and is final.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class Connection {
   virtual void send(const std::string& frame) = 0;
   // Queues the end of the frames: nothing may be sent after it.
   virtual void finish() = 0;
-  // Sends as much as possible and receives a bounded part of what has arrived, unless a received frame is waiting; sets
+  // Sends as much as possible and receives a bounded part of the arrived bytes, unless a received frame waits; sets
   // *progressed if anything moved. A lost peer is an error only after receive() has returned its last frame.
   virtual Status pump(bool* progressed) = 0;
   // Returns the next frame in *frame, if there is one.

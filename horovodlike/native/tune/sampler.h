@@ -35,7 +35,7 @@ class Sampler {
   bool has_come_back(const std::vector<uint64_t>& tensors) const;
 
   const int steps_;
-  bool is_left_out_ = true;  // the current step is the one between two samples, which is not measured
+  bool is_left_out_ = true;  // the current step is between two samples and is not measured
   std::unordered_map<uint64_t, int> counts_;
   Sample current_;
   uint64_t begun_ = 0;

@@ -1,4 +1,4 @@
-// The search for the best values: decides what to measure next. No clock and no randomness: the same scores lead to the
+// The search for the best values: decides the next measurement. No clock and no randomness: the same scores lead to the
 // same answer.
 //
 // One value at a time is changed by a factor of 4, in one direction, as long as that helps. A candidate is compared
@@ -49,7 +49,7 @@ class Search {
   bool is_done() const { return move_ == Move::kNone; }
   const Tuned& best() const { return best_; }
   double best_score() const;             // the median; 0 without a sample that counts
-  double gain() const { return gain_; }  // ratio of the best score to that of the start; 1 if that is the best
+  double gain() const { return gain_; }  // best score divided by the start's score; 1 if the start's is the best
 
  private:
   enum class Move { kSmallerBatches, kLargerBatches, kLongerWait, kNone };

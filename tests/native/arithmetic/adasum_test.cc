@@ -185,7 +185,7 @@ TEST(only_little_memory_is_kept) {
     char* bytes = reinterpret_cast<char*>(data.data());
     batch.add(bytes, bytes, count * sizeof(float), reduction);
     adasum.begin(batch, team);
-    CHECK(adasum.go_on(&data_plane).ok());
+    CHECK(adasum.resume(&data_plane).ok());
     CHECK_EQ(data.back(), 3.0F);
     return adasum.kept_bytes();
   };

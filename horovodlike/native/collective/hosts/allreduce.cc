@@ -11,7 +11,7 @@ namespace {
 
 // Up to this size each member receives the data of all other hosts in one step: faster than two with fewer bytes.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// For a HostExchange that uses no slots: the limits of a chunk's part for each host, and of a chunk; its `depth`.
+// A HostExchange that uses no slots: the limits of a chunk's part for each host and of a chunk, and its `depth`.
 constexpr uint64_t kMaxPart = 256 << 10;
 constexpr uint64_t kMinPart = 8 << 10;
 constexpr uint64_t kMaxChunk = 2 << 20;
@@ -62,7 +62,7 @@ class Base : public HostsCollective {
 
 class Small : public Base {
  public:
-  // `root`: the place of the only member that gets the result; or kEveryRank.
+  // `root`: the place of the only member that receives the result; or kEveryRank.
   Small(const HostsContext& context, const Batch& batch, int root, const FinalBytes& final_bytes)
       : Base(context, batch, final_bytes),
         root_(root == kEveryRank ? kEveryRank : layout().team->ranks[static_cast<size_t>(root)]) {}
@@ -263,7 +263,8 @@ class InBlocks : public HostsCollective {
   std::unique_ptr<HostsCollective> part_;
 };
 
-// An allreduce in which some segments (`exact_`) are reduced in one step. The others get the bits of a separate batch.
+// An allreduce in which some segments (`exact_`) are reduced in one step. The others have the same bits as in a
+// separate batch.
 class Mixed : public HostsCollective {
  public:
   Mixed(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)

@@ -134,7 +134,7 @@ class Broadcast : public HostsCollective {
   bool is_receiver_ = false;
   int parent_ = -1;
   std::vector<int> children_;
-  std::vector<uint64_t> ends_;  // of the chunks to receive
+  std::vector<uint64_t> ends_;  // the ends of the chunks to receive
   uint64_t num_passed_ = 0;
   Stage stage_ = Stage::kBegin;
 };

@@ -50,7 +50,7 @@ class HostExchange {
     Buffer staging, scratch, block;
   };
 
-  // `staging_depth`: for how many chunks `memory` holds this rank's lanes. 0: none, the tensors' own memory is used,
+  // `staging_depth`: the number of chunks whose lanes `memory` holds for this rank. 0: the tensors' own memory is used,
   // which needs one member on each host. `memory` must live as long as this object.
   HostExchange(const Batch& batch, const Layout& layout, const ChunkCut& cut, uint64_t depth, uint64_t staging_depth,
                Memory* memory, Mesh* mesh);
@@ -66,7 +66,7 @@ class HostExchange {
   const ChunkCut& cut() const { return cut_; }
   const Sockets* sockets() const { return mesh_; }
 
-  // Does what can be done without waiting; sets *moved if it did anything.
+  // Moves data as far as possible without waiting; sets *moved if any moved.
   Status advance(bool* moved);
 
  private:

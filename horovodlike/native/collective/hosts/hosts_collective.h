@@ -14,7 +14,7 @@ namespace hvl {
 // The resources of a collective: for the part within the host and the part between hosts.
 struct HostsContext {
   const Layout* layout;
-  ChunkPipeline* pipeline;  // of this host's members
+  ChunkPipeline* pipeline;  // shared by this host's members
   Mesh* mesh;
   HostExchange::Memory* memory;
 };
@@ -72,11 +72,11 @@ class HostsCollective {
 // ranks in one step.
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes);
-// The bits are those of an allreduce. For a small batch, the root receives the data of all hosts and reduces it. For a
-// large one, each member reduces a block (reducescatter), and sends the result to the root.
+// The result has the same bits as an allreduce. For a small batch, the root receives the data of all hosts and reduces
+// it. For a large one, each member reduces a block (reducescatter), and sends the result to the root.
 std::unique_ptr<HostsCollective> make_hosts_reduce(const HostsContext& context, const Batch& batch, int root,
                                                    const FinalBytes& final_bytes);
-// The bits are those of an allreduce.
+// The result has the same bits as an allreduce.
 std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter);
 // Along a binomial tree of hosts, from one member of each to the next; then within each host.
 std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& context, const Batch& batch, int root,

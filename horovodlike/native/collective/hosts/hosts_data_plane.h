@@ -36,8 +36,8 @@ class HostsDataPlane : public DataPlane {
   const std::unique_ptr<Mesh> mesh_;
   ChunkPipeline pipeline_;
   HostExchange::Memory memory_;
-  FinalBytes final_bytes_;          // of the latest call: calls that continue a collective give new ones
-  std::unique_ptr<Layout> layout_;  // of the last team
+  FinalBytes final_bytes_;          // the latest call's: calls that continue a collective give new ones
+  std::unique_ptr<Layout> layout_;  // the last team's
   std::unique_ptr<HostsCollective> collective_;
 };
 

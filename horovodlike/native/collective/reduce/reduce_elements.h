@@ -27,7 +27,7 @@ struct Registers {
 };
 
 // Converts a register of minifloats to two or four registers of float32, and back. It is read as words of 32 bits: the
-// first float32 register gets the lowest number of each word. Shifts and masks, which any processor has, split and join
+// first float32 register has the lowest number of each word. Shifts and masks, which any processor has, split and join
 // the words. Specializations convert float16 in hardware; with AVX2 and AVX-512, half a register becomes one register.
 template <class T, size_t kBytes>
 struct MinifloatVector {

@@ -49,7 +49,7 @@ constexpr int kEveryRank = -1;
 // An allreduce, or a reduction to one root.
 class Allreduce {
  public:
-  // `root`: the place of the only member that gets the result; or kEveryRank.
+  // `root`: the place of the only member that receives the result; or kEveryRank.
   Allreduce(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes)
       : batch_(batch),
         root_(root),
@@ -74,7 +74,7 @@ class Allreduce {
 
  private:
   // Every rank copies all its bytes into its slot, and reduces the data of all ranks into its own tensors. If only a
-  // root gets the result, only the root reduces, and it reads its own bytes in place.
+  // root needs the result, only the root reduces, and it reads its own bytes in place.
   Status run_whole() {
     auto fill = [&](uint64_t chunk) {
       if (root_ != pipeline_.mine()) copy_in(range_of(chunk, 0, 1), pipeline_.slot(pipeline_.mine(), chunk));
@@ -91,7 +91,7 @@ class Allreduce {
   // rank reads the rest from its own slot. Moving bytes between processors is the slow part. This way a cache line
   // moves to the rank that reduces it and back, and nowhere else. Both times it is prefetched for writing: the
   // receiving processor then owns it, and needs no further message to write the result, or the next chunk, into it.
-  // Where only the root gets the result, it is written to the root's slot alone.
+  // If only the root needs the result, it is written to the root's slot alone.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
     const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());

@@ -3,10 +3,10 @@
 // A stream is cut into chunks. Each rank owns `depth` slots; chunk c uses slot c % depth. Per chunk a rank
 //   fills   its slot with its bytes,
 //   reduces its part of the chunk once all ranks have filled, and
-//   drains  the chunk (takes out what it needs) once all ranks have reduced.
-// Counters of completed steps replace barriers. Of the possible steps, a rank does the last one in this order first, so
-// that the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no rank
-// needs its contents.
+//   drains  the chunk (copies its output) once all ranks have reduced.
+// Counters of completed steps replace barriers. Of the possible steps, a rank does the last one in this order first,
+// while the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no
+// rank needs its contents.
 //
 // The chunks of the n-th collective in the log are numbered from n * 2^24. So the counters only ever grow, and a rank
 // that takes no part in a collective does not need to count its chunks. A slow rank may still drain the last chunks of
@@ -203,7 +203,7 @@ class ChunkPipeline {
   }
   bool all_past(Counter Progress::* counter, uint64_t chunk) const { return all_past(*team_, counter, chunk); }
 
-  // For the first chunks of a stream: another team may have used the slot before.
+  // Also for the first chunks of a stream, whose slot another team may have used.
   const Use& last_use(uint64_t chunk) const { return uses_[(first_slot_ + chunk) % depth()]; }
   bool slot_is_free(uint64_t chunk) const {
     const Use& use = last_use(chunk);

@@ -14,7 +14,7 @@ namespace hvl {
 // in rank order, so the bits do not depend on the choice.
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
-// Runs the steps of an allreduce that the root needs. Only the root's tensors get the result, with the same bits.
+// Runs the steps of an allreduce that the root needs. Only the root's tensors receive the result, with the same bits.
 Status reduce_to(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
 // The root fills its slots, and the other ranks copy out of them.
@@ -24,8 +24,8 @@ Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const Fi
 Status allgather(const Gather& gather, ChunkPipeline* pipeline);
 
 // Chunk c carries the c-th piece of every rank's block; ranks with short blocks have empty pieces at the end. Each rank
-// copies the pieces of the others' blocks into its slot, and reduces its own block, in the order of the ranks: the bits
-// are those of an allreduce.
+// copies the pieces of the others' blocks into its slot, and reduces its own block, in the order of the ranks: the
+// result has the same bits as an allreduce.
 Status reducescatter(const Scatter& scatter, ChunkPipeline* pipeline);
 
 // Chunk c carries the c-th piece of every block; a slot has a place for each receiver. Short blocks have empty pieces

@@ -22,7 +22,7 @@ bool is_transient(int error) { return error == EAGAIN || error == EWOULDBLOCK ||
 Channel::Channel(int fd, const ChannelKey& send_key, const ChannelKey& receive_key, std::string peer)
     : fd_(fd), peer_(peer), sealer_(send_key), opener_(receive_key, std::move(peer)) {
   const int on = 1;
-  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on what is not TCP, and delays nothing anyway
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails if it is not TCP, where nothing is delayed anyway
 }
 
 Channel::~Channel() { close(); }

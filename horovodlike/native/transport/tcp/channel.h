@@ -12,7 +12,7 @@ namespace hvl {
 
 class Channel final : public Connection {
  public:
-  // Owns the descriptor. The keys are those of the two directions; the other side passes them in the opposite order.
+  // Owns the descriptor. Each direction has its key; the other side passes the keys in the opposite order.
   Channel(int fd, const ChannelKey& send_key, const ChannelKey& receive_key, std::string peer);
   ~Channel() override;
   Channel(const Channel&) = delete;

@@ -58,7 +58,7 @@ Status Opener::feed(const void* bytes, size_t count) {
   return failure_;
 }
 
-// Verifies the complete frames. Returns what is wrong; empty if nothing is.
+// Verifies the complete frames. Returns the error as text, empty if there is none.
 std::string Opener::verify() {
   for (;;) {
     const char* frame = bytes_.data() + num_verified_;

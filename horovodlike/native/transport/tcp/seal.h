@@ -67,7 +67,7 @@ class Opener {
   // `peer` names the sender in messages.
   Opener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
 
-  // Takes the next bytes of the stream. An error says what is wrong with them; no frames follow.
+  // Takes the next bytes of the stream. An error names the fault in them; no frames follow.
   Status feed(const void* bytes, size_t count);
   // There are no more bytes. An error means that the stream is not complete.
   Status close() const;

@@ -28,7 +28,7 @@ void DataSealer::seal(const Transfer& sent) {
 }
 
 char* DataOpener::room(size_t* num_bytes) {
-  bytes_.resize(2 * kDataFrame);  // so that one system call can read a frame behind the rest of the one before
+  bytes_.resize(2 * kDataFrame);  // so that one system call can read the rest of a frame and the next frame
   if (begin_ == end_ || bytes_.size() - begin_ < kDataFrame) {
     std::memmove(bytes_.data(), bytes_.data() + begin_, end_ - begin_);
     end_ -= begin_;

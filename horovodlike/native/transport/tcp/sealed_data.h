@@ -40,7 +40,7 @@ class DataSealer {
   size_t size() const { return end_ - begin_; }
   void drop(size_t num_bytes) { begin_ += num_bytes; }
   bool is_flushed() const { return begin_ == end_; }
-  // Of the last frame.
+  // The size of the last frame's payload.
   size_t payload_bytes() const { return payload_bytes_; }
 
  private:
@@ -59,12 +59,12 @@ class DataOpener {
   // Returns the memory for the next bytes of the stream; call it after open(). add() tells how many were received.
   char* room(size_t* num_bytes);
   void add(size_t num_bytes) { end_ += num_bytes; }
-  // Moves verified bytes to their destinations, as far as these are known. An error says what is wrong with a frame,
-  // and is final: nothing of that frame has been moved, and nothing will be.
+  // Moves verified bytes to their destinations, as far as these are known. An error names the fault in a frame, and is
+  // final: nothing of that frame has been moved, and nothing will be.
   Status open(Transfer* received);
 
  private:
-  // Verifies the next frame if it is complete. Returns what is wrong with it.
+  // Verifies the next frame if it is complete. Returns the error as text, empty if there is none.
   std::string verify();
   std::string verify_header(const char* frame);
 
@@ -72,7 +72,7 @@ class DataOpener {
   const std::string peer_;
   std::vector<char> bytes_;  // the received bytes are from begin_ to end_
   size_t begin_ = 0, end_ = 0;
-  size_t length_ = 0;        // of the payload of the frame in front, if its header is verified; else 0
+  size_t length_ = 0;        // the payload's length of the frame in front, if its header is verified; else 0
   size_t num_verified_ = 0;  // bytes of payload in front, with their MAC behind them
   uint64_t next_ = 0;        // the number of the frame that is verified next
   Status failure_;

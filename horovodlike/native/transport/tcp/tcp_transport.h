@@ -48,7 +48,7 @@ class TcpMesh final : public Mesh {
   }
 
   std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  // by rank
-  std::vector<Stream*> active_;                                // that have something to move
+  std::vector<Stream*> active_;                                // streams that have something to move
 };
 
 // `connections`: their descriptors are duplicated when the transport's functions are called. `seals_data`: the data is

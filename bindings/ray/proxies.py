@@ -16,7 +16,7 @@ __all__ = ["LocalAdapter", "RemoteAdapter"]
 
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = CLOSE_SECONDS + 5.0
-"""For an adapter in an actor: how long it may take itself, and the way to it."""
+"""The time limit for an adapter in an actor to close: the adapter's own limit, and time for the call."""
 
 
 class LocalAdapter:

@@ -1,7 +1,7 @@
 """Objects for other ranks: how they are pickled, and end-to-end authentication of the bytes that are unpickled.
 
-Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
-need not. So each rank puts its bytes into an *envelope*, and a receiver does not unpickle them before it has verified
+Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that may not detect changes.
+So each rank puts its bytes into an *envelope*, and a receiver does not unpickle them before it has verified
 the envelope's MAC. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
 
 * The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.JobContext`), so
@@ -189,7 +189,7 @@ def dumps(obj: object) -> bytes:
     `pickle.loads` reads the result where cloudpickle is installed.
 
     Raises:
-        Exception: Whatever the object's own `__reduce__` or `__getstate__` raises.
+        Exception: The object's own `__reduce__` or `__getstate__` raises it.
         pickle.PicklingError: A part of the object cannot be pickled.
     """
     with io.BytesIO() as file:

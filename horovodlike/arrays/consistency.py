@@ -72,7 +72,7 @@ def check(records: Sequence[Record], process_set: ProcessSet) -> None:
 def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: str) -> Callable[[], None]:
     """Start to compare the ranks' first parameters; return a function that waits for this, and warns if they differ.
 
-    Not in an elastic job, where a new rank gets the parameters with the state and makes its first step after many
+    Not in an elastic job, where a new rank receives the parameters with the state and makes its first step after many
     steps of others; nor after a `join`, from which a rank may come without a step. The `name` matches the requests.
     """
     if process_set.size() == 1 or basics.is_elastic() or registered_id(process_set) in joined_sets:

@@ -91,7 +91,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
         process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: The received data is not what the ranks have sent.
+        IntegrityError: The received data differs from the data that the ranks have sent.
         HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
             has joined.
         ValueError: Not initialised, or ``root_rank`` is not in the set.
@@ -126,7 +126,7 @@ def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
         process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: The received data is not what the ranks have sent.
+        IntegrityError: The received data differs from the data that the ranks have sent.
         HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
         ValueError: Not initialised.
     """

@@ -58,8 +58,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 class KerasState(ObjectState):
     """The weights of a model, the state of its optimizer, and other values that change during the training.
 
-    Variables are saved as copies and restored in place. So are the states of random number generators, such as those
-    of dropout, but these are not synchronized, because they differ between the ranks. Other values become attributes of
+    Variables are saved as copies and restored in place. So are the states of random number generators, such as
+    dropout's, but these are not synchronized, because they differ between the ranks. Other values become attributes of
     the state, saved as deep copies.
 
     Gradients that have been accumulated for an incomplete step are dropped when the job restarts.

@@ -129,7 +129,7 @@ class Callers:
         self._troubles: dict[str, _Trouble] = {}  # by node
         self._asked: Reservation | None = None  # tells an autoscaler that nodes are missing
         self._short_since: float | None = None
-        self._said: dict[str, str] = {}  # by what is missing: the last warning
+        self._said: dict[str, str] = {}  # by the missing resource: the last warning
         self._stop = threading.Event()
 
     def stop(self) -> None:

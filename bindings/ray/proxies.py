@@ -35,7 +35,7 @@ class LocalAdapter:
         return getattr(self._adapter, method)(*arguments, poll)
 
     def close(self) -> None:
-        """End what runs, and release all. May be called by any thread."""
+        """End the job, and release all resources. May be called by any thread."""
         self._adapter.shutdown()
 
 
@@ -78,7 +78,7 @@ class RemoteAdapter:
                 ray.get(self._actor.cancel.remote(), timeout=_CLOSE_SECONDS)  # again, if it has come before the call
 
     def close(self) -> None:
-        """End what runs, and release all. May be called by any thread."""
+        """End the job, and release all resources. May be called by any thread."""
         # Killed, the actor takes its workers with it, but its placement group stays until the connection ends.
         if not ray.is_initialized():
             return  # all of it has ended with the connection

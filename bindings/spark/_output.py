@@ -1,8 +1,9 @@
 """The output of the ranks on its way to the caller: at once to the driver, where it listens, or at the end of the job.
 
 The driver of classic Spark listens for the tasks of a job, with a key of its own. A task connects when its rank writes
-something. It sends one piece at a time, and waits until the driver has taken it; what the driver has not taken becomes
-rows of the task's result. Spark Connect has no address that executors could reach: there all output becomes rows.
+something. It sends one piece at a time, and waits until the driver has taken it; output that the driver has not taken
+becomes rows of the task's result. Spark Connect has no address that executors could reach: there all output becomes
+rows.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def DownpourOptimizer(
     process_set: ProcessSet = global_process_set,
     data_parallel_set: ProcessSet | None = None,
 ) -> _AsynchronousOptimizer:
-    """Wrap an optimizer so that each rank trains by itself and adds what it learns to parameters at the servers.
+    """Wrap an optimizer so that each rank trains by itself and adds its updates to parameters at the servers.
 
     Each step ends with the wrapped optimizer's own step. Every `send_frequency` steps the updates accumulated since the
     last time are sent, and the servers add them to their values. Every `update_frequency` steps, after the sending, the

@@ -8,8 +8,8 @@ the envelope's MAC. An envelope is a head, ``HMAC-SHA256(key; context, head, byt
   envelopes of other generations and jobs are not valid.
 * The context is the process set, its registration (ids are reused) and the name of the operation.
 * The head holds the sender's rank, a sequence number, the root if the operation has one, whether there are bytes at
-  all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is that
-  of IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
+  all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is
+  as in IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
 
 The total length of the envelopes comes over the control plane, which is sealed; so a changed length in a head cannot
 reach beyond the bytes that have been received.

@@ -119,7 +119,7 @@ class SlowRanks:
     def take(
         self, samples: Mapping[int, Sample], hosts: Mapping[int, str], sent: Mapping[int, Connections]
     ) -> list[str]:
-        """Take the newest sums of all ranks that report; return what has changed, in words.
+        """Take the newest sums of all ranks that report; return the changes, in words.
 
         Args:
             samples: The sums of each rank, by rank.

@@ -1,6 +1,6 @@
 """TensorFlow's tf.data service for distributed training: other processes run the input pipeline.
 
-Processes of one job compute, and those of another train::
+Processes of one job compute, and processes of another job train::
 
     hvdrun -np 4 python -m horovodlike.tensorflow.data.compute_worker service.json &
     hvdrun -np 2 python train.py service.json

@@ -213,7 +213,7 @@ def write(results: dict[str, Any], folder: Path) -> str:
 
 
 def main() -> int:
-    """Measures and writes what there is; returns 1 if a peer failed. Missed targets are shown, they are no failure."""
+    """Measures and writes the results; returns 1 if a peer failed. Missed targets are shown, they are no failure."""
     args = parse_args()
     args.rounds = args.rounds or (2 if args.quick else 7)
     start = time.monotonic()

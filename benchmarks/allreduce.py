@@ -27,7 +27,7 @@ class AllreduceCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        if peer == "numpy":  # the engine and the memory are those of horovodlike: only the way there differs
+        if peer == "numpy":  # the engine and the memory are the same as horovodlike's: only the way there differs
             return self.dtype == "float32" and self.nbytes == min(SIZES)
         return peer in ABILITIES[self.dtype]
 

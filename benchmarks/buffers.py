@@ -1,4 +1,4 @@
-"""The memory that is reduced: the same kind for every peer, whatever library looks at it."""
+"""The memory that is reduced: the same kind for every peer and library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Steps with `hvd.DataParallel` on the CPU, beside torch's way and two ranks: `python benchmarks/data_parallel.py`.
 
-The first table is what it adds to a step: the processor time, of all threads, beyond that of a plain loop, which
+The first table is its overhead in a step: the processor time, of all threads, beyond a plain loop's time, which
 applies the module to each part of the batch on the calling thread and joins the outputs. Processor time, since the
 threads of replicas work at the same time, and other programs make a step longer. Its peer is
 `benchmarks/torch_replicas.py`; in both, replica 0 has the parameters' memory. *With copies* is DataParallel on
@@ -9,7 +9,7 @@ threads of replicas work at the same time, and other programs make a step longer
 The second table is the time on the clock of a step of the same batch in one process with two threads for its operators,
 with DataParallel, and in two ranks with `DistributedOptimizer` and half of the batch each.
 
-All take turns, those of this process in random order; figures are medians, with one thread for operators if nothing
+All take turns, the ways in this process in random order; figures are medians, with one thread for operators if nothing
 else is said.
 """
 
@@ -54,7 +54,7 @@ WAYS: dict[str, Callable[[nn.Module], Forward]] = {
 
 
 def small_layers(count: int = 120) -> nn.Module:
-    """Return a model in which the number of modules and parameters is what counts."""
+    """Return a model whose cost depends on the number of modules and parameters."""
     return nn.Sequential(*(nn.LayerNorm(16) if number % 2 else nn.Linear(16, 16) for number in range(count)))
 
 
@@ -85,7 +85,7 @@ def _steps(model: str) -> dict[str, Callable[[], None]]:
 
 
 def measure_overhead(rounds: int) -> None:
-    """Print what each way adds to a step, and this as a ratio to torch's."""
+    """Print each way's overhead in a step, and its ratio to torch's overhead."""
     for model in ("small", *MODELS):
         steps = _steps(model)
         for step in [*steps.values()] * 2:

@@ -34,7 +34,7 @@ class Group:
         """Start the ranks and wait until all of them are there.
 
         Raises:
-            BenchmarkError: they did not come; the message has the end of what they printed.
+            BenchmarkError: they did not come; the message has the end of their output.
         """
         self.name = launcher.name
         self.size = size
@@ -158,7 +158,7 @@ class Participant(Protocol):
 
 
 class Case(Protocol):
-    """Something to measure: what to tell a peer's ranks, and how to read their answers. Hashable."""
+    """Something to measure: the command for a peer's ranks, and how to read their answers. Hashable."""
 
     def supports(self, peer: str) -> bool:
         """Whether a peer can do this."""
@@ -189,8 +189,8 @@ def interleave(
 
     Args:
         groups: the peers.
-        cases: what to measure.
-        rounds: how often; a first round, which only finds the number of iterations, is not counted.
+        cases: the cases to measure.
+        rounds: the number of rounds; a first round, which only finds the number of iterations, is not counted.
         budget: seconds that one measurement should take.
         fewest: iterations of a measurement, however long they take.
 

@@ -62,7 +62,7 @@ class Kill:
 
 
 class Job:
-    """An hvdrun whose workers run elastic_rank.py, and what they have written."""
+    """An hvdrun whose workers run elastic_rank.py, and the events that they have written."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process

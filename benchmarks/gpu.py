@@ -1,15 +1,15 @@
 """GPUs: `python -m benchmarks gpu`, which needs PyTorch built for CUDA and a GPU. Runs in the driver.
 
 - One rank on a GPU, through NCCL. The peers are in the same process and take turns: allreduces of torch.distributed
-  with its NCCL backend, which at one rank cost what a call costs, so the difference is the engine's overhead; and
+  with its NCCL backend, which at one rank cost no more than the call, so the difference is the engine's overhead; and
   training steps without communication and with DistributedDataParallel.
 - Two ranks on the first GPU, through staging, against Gloo, which copies to the host as well.
 - As many ranks as there are GPUs, through NCCL, if there are several.
 - The share of communication that overlaps computation, from PyTorch's profiler: over all GPUs, or of two ranks on one,
-  where it is that of the copies. One rank alone has nothing to send.
+  where the copies count. One rank alone has nothing to send.
 
 Times are of a loop between two synchronizations of the device. The host's time is until a call returns, on a device
-that is idle when it begins: what a training loop cannot use for anything else.
+that is idle when it begins: a training loop cannot use this time for anything else.
 """
 
 from __future__ import annotations

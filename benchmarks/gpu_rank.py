@@ -203,7 +203,7 @@ def _ddp_step(job: Job, model: str) -> Step:
 def measure_overlap(job: Job) -> list[Row]:
     """Return the share of communication on the device during which the device computes, in a few profiled steps.
 
-    A CPU has no such intervals, and gets no rows.
+    A CPU has no such intervals, and so no rows.
     """
     rows = []
     for model in job.models:
@@ -231,7 +231,7 @@ def measure_overlap(job: Job) -> list[Row]:
 
 
 def split_trace(trace: Row) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return the device's intervals of communication and of computation, in microseconds, of what the profiler writes.
+    """Return the device's intervals of communication and of computation, in microseconds, from the profiler's trace.
 
     Communication is NCCL's kernels, and copies between host and device: the training itself makes none.
     """

@@ -1,7 +1,7 @@
 """Allreduce and training over several hosts: network namespaces with TCP between them, made by tests/cluster.
 
-The limit is what iperf3 measures on the same link; it takes its turns like the other peers. The rate of an allreduce is
-what each host has to send at least, 2(n-1)/n times the tensor for n hosts, divided by the time.
+The limit is the rate that iperf3 measures on the same link; it takes its turns like the other peers. The rate of an
+allreduce is the least that each host has to send, 2(n-1)/n times the tensor for n hosts, divided by the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ARRAYS = "numpy"
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts, their links, and what is measured on them.
+    """Hosts, their links, and the measurements on them.
 
     Attributes:
         hosts: How many there are.
@@ -78,7 +78,7 @@ class Effort:
 
 
 class HostsCase(AllreduceCase):
-    """The same, whatever the peer is called."""
+    """The same for a peer of any name."""
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
@@ -114,7 +114,7 @@ def missing() -> str:
 
 
 def bits_to_send(nbytes: int, hosts: int) -> float:
-    """Return what each host has to send for an allreduce: the bus bandwidth of nccl-tests is this per second."""
+    """Return the bytes that each host has to send for an allreduce: nccl-tests' bus bandwidth is this per second."""
     return 8 * nbytes * 2 * (hosts - 1) / hosts
 
 
@@ -201,7 +201,7 @@ def _hosts(network: Network) -> Iterator[Sequence[Host]]:
             for host in cluster.hosts if network.rate else ():
                 cluster.shape(host, rate=network.rate)
             yield cluster.hosts
-    except AssertionError as error:  # what the fixture raises, also for commands that fail
+    except AssertionError as error:  # the fixture raises it, also for commands that fail
         raise driver.BenchmarkError(f"hosts: {error}") from error
 
 
@@ -231,7 +231,7 @@ def _allreduce(
 def _parameters(
     name: str, hosts: Sequence[Host], groups: Sequence[driver.Group], effort: Effort
 ) -> list[dict[str, Any]]:
-    """Measure `send` of all ranks at once: each host sends what it does not serve, half as much as for an allreduce."""
+    """Measure `send` of all ranks at once: each host sends the parts that it does not serve, half of an allreduce's."""
     limit = Iperf(hosts, bidirectional=False, seconds=effort.iperf_seconds, share=0.5)
     case = ParametersCase("send", effort.nbytes)
     samples = driver.interleave([*groups, limit], [case], effort.rounds, effort.budget, fewest=2)

@@ -28,7 +28,7 @@ COMMON_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start, and what its environment has beyond the driver's."""
+    """One process to start, and its environment's additions to the driver's."""
 
     argv: list[str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Launcher:
     """A peer: its name in the results, the class that measures it, and how `size` ranks of it are started.
 
     Attributes:
-        name: what the results call it.
+        name: its name in the results.
         commands: from (size, scratch folder) to the processes to start.
         missing: why it cannot be measured here, or the empty string.
     """
@@ -139,7 +139,7 @@ def with_memory_of_hvdrun(launcher: Launcher) -> Launcher:
 
 @functools.cache
 def _malloc_tunables() -> str:
-    # Of the installed package: what this process would import is the source folder of the same name.
+    # From the installed package: this process would import the source folder of the same name.
     program = "from horovodlike.launcher.planning.plan import MALLOC_TUNABLES; print(MALLOC_TUNABLES)"
     return subprocess.check_output([sys.executable, "-I", "-c", program], text=True).strip()
 

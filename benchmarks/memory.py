@@ -1,4 +1,4 @@
-"""Memory of the engine, and what `import horovodlike` costs."""
+"""Memory of the engine, and the cost of `import horovodlike`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks import driver
 
 RANK_SCRIPT = Path(__file__).parent / "memory_rank.py"
 
-# The peak of this address space. The ru_maxrss of a child would not do: it starts from what its parent had at the fork.
+# The peak of this address space. The ru_maxrss of a child would not do: it starts from its parent's size at the fork.
 READ_PEAK = "print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')))"
 
 
@@ -29,7 +29,7 @@ def engine(size: int, nbytes: int) -> dict[str, Any]:
 
 
 def importing(runs: int) -> dict[str, float]:
-    """Return what `import horovodlike` adds to a bare interpreter: medians of alternating runs."""
+    """Return the cost of `import horovodlike` in a bare interpreter: medians of alternating runs."""
     programs = {"bare": READ_PEAK, "import": f"import horovodlike\n{READ_PEAK}"}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     peaks: dict[str, list[int]] = {name: [] for name in programs}

@@ -1,7 +1,7 @@
 """The models that are trained, each with its batch: chosen to cover the shapes that communication meets.
 
-All train with plain SGD on random data that stays the same, float32, one thread. Those of MODELS are trained on the
-CPU, and the one whose channels are last if it is asked for; the larger ones on a GPU.
+All train with plain SGD on random data that stays the same, float32, one thread. The models in MODELS are trained on
+the CPU, and the one whose channels are last if it is asked for; the larger ones on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPT_CONTEXT = 80
 
 
 def mlp() -> nn.Module:
-    """Few large gradients, little computation: communication is what one sees."""
+    """Few large gradients, little computation: communication dominates."""
     layers: list[nn.Module] = []
     for inputs, outputs in zip(MLP_WIDTHS, MLP_WIDTHS[1:], strict=False):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -39,7 +39,7 @@ def mlp() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Adds what `body` makes of its input to a shortcut."""
+    """Adds the output of `body` to a shortcut."""
 
     def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Gpt(nn.Module):
 
 
 class TinyLayers(nn.Module):
-    """Many small gradients and next to no computation: the cost per tensor is what one sees."""
+    """Many small gradients and next to no computation: the cost per tensor dominates."""
 
     def __init__(self, layers: int = 400, width: int = 1024) -> None:
         super().__init__()

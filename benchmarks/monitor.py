@@ -1,10 +1,10 @@
 """The cost of the monitor's readers for a training step: a scrape of `/metrics` each second, and a crowd of readers.
 
 The ranks of one job, which `hvdrun --monitor` watches, train all the time and note when each step ends. Meanwhile
-readers come and go: windows of a few seconds with them and without them, in the order ABBA. Each ratio is that of the
-mean step times of two adjacent windows, so that what drifts more slowly than that cancels out. Beside it stands the
-processor time that the launcher, in which the monitor is, takes for them: a step that fills all processors cannot lose
-a larger share, and this is known however busy the machine is.
+readers come and go: windows of a few seconds with them and without them, in the order ABBA. Each ratio is between the
+mean step times of two adjacent windows, so that slower drift cancels out. Beside it stands the processor time that the
+launcher, in which the monitor is, takes for them: a step that fills all processors cannot lose a larger share, and this
+is known however busy the machine is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCRAPED, CROWDED = "scraped", "crowded"
 PAIRS = 4
 """Pairs of windows in a round."""
 CONFIDENCE = 0.95
-_SETTLE_S = 0.5  # before each window: readers connect, and those of the window before are gone
+_SETTLE_S = 0.5  # before each window: readers connect, and readers of the window before are gone
 _SCRAPE_S = 1.0
 _SLOW_READ_S = 0.25
 _TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class Window(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Step times of two adjacent windows, in seconds, those of the slowest rank; how much more processor it took."""
+    """The slowest rank's step times in two adjacent windows, in seconds, and the additional processor time."""
 
     without_readers: float
     with_readers: float
@@ -78,10 +78,10 @@ def launcher(token: str, port: int) -> launch.Launcher:
 
 
 def read(port: int, token: str, path: str = "/metrics") -> bytes:
-    """Return what the monitor answers; takes little of the processor time that the ranks need.
+    """Return the monitor's answer; takes little of the processor time that the ranks need.
 
     Raises:
-        BenchmarkError: It is not what it should be.
+        BenchmarkError: The answer is wrong.
     """
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         connection.sendall(f"GET {path}?token={token} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -182,7 +182,7 @@ def step_seconds(ends: Sequence[float], window: Window) -> float | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval in which the median of a distribution lies with :data:`CONFIDENCE`: that of the sign test.
+    """Return an interval in which the median of a distribution lies with :data:`CONFIDENCE`, by the sign test.
 
     Args:
         values: A sample of it. The interval of very few values is their range, whose confidence is lower.
@@ -237,8 +237,8 @@ def measure(size: int, *, rounds: int, seconds: float, model: str = MODEL) -> li
     Args:
         size: The number of ranks.
         rounds: How often :data:`PAIRS` pairs of windows are measured.
-        seconds: The length of a window, at least that between two scrapes.
-        model: What the ranks train.
+        seconds: The length of a window, at least the time between two scrapes.
+        model: The model that the ranks train.
     """
     token, port = secrets.token_hex(32), launch.free_port()
     crowds: dict[str, Readers] = {SCRAPED: lambda: scraping(port, token), CROWDED: lambda: crowd(port, token)}

@@ -203,7 +203,7 @@ def parameters(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def memory(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of memory: the engine's own figures, and those of /proc."""
+    """Return the table of memory: the engine's own figures, and figures of /proc."""
     keys = {
         "shared_per_rank": "shared per rank, from /proc",
         "counted_shared_per_rank": "the engine's count",
@@ -225,7 +225,7 @@ def imports(row: dict[str, float]) -> str:
 
 
 def compression(rows: Sequence[dict[str, Any]]) -> str:
-    """One line per method; what is sent as a part of what is sent without compression, which comes first."""
+    """One line per method; the bytes sent as a part of the bytes sent without compression, which comes first."""
     first, epochs = rows[0], len(rows[0]["losses"])
     early = min(2, epochs)
     losses = [f"loss after {early} epochs", f"after {epochs}"]
@@ -374,7 +374,7 @@ def gpu_overlap(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> str:
-    """One line per peer: what each host sends per second, and what its interface counted in the same few allreduces."""
+    """One line per peer: the bytes that each host sends per second, and its interface's count for the same calls."""
     by_peer = {row["peer"]: row for row in rows}
     limit, ours = by_peer.get("iperf3"), by_peer.get("horovodlike")
     lines = []

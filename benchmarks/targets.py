@@ -25,14 +25,14 @@ TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
 # Of the time of Gloo, and of horovodlike's own API: all_reduce of 4 B, steps of DDP, and of FSDP.
 DISTRIBUTED = {"4 B": 0.35, "mlp": 0.60, "resnet18": 0.60, "gpt": 0.80, "tiny": 0.60, "fsdp": 0.75}
 DISTRIBUTED_OVER_API = 1.10
-# A round trip of 4 B: of Gloo's time at most this part. 16 MiB: at least so many times the rate of Gloo, of raw MPI.
+# A round trip of 4 B: of Gloo's time at most this part. 16 MiB: at least these multiples of Gloo's and raw MPI's rates.
 MESSAGES_LATENCY, MESSAGES_RATE, MESSAGES_RATE_OVER_MPI = 0.5, 4.0, 1.0
-# Parameter servers: rates over those of the allreduce of as many bytes, and of raw MPI; small pushes per second.
+# Parameter servers: rates over the rates of the allreduce of as many bytes, and of raw MPI; small pushes per second.
 PARAMETERS_OVER_ALLREDUCE, PARAMETERS_OVER_MPI, PARAMETERS_OVER_IPERF, PARAMETERS_PUSHES = 0.8, 5.0, 0.95, 100_000
 # A step of Keras's `fit` over 12.6 million parameters, in times of one without communication; and TensorFlow's smallest
 # eager allreduce, in times of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
-ARRAYS_SMALL = 1.2  # 4 B of a NumPy array, without a framework, in times of those of a torch tensor
+ARRAYS_SMALL = 1.2  # 4 B of a NumPy array, without a framework, in times of a torch tensor's
 # Over hosts: at least this part of iperf3's rate, by network; and of Gloo's time at most this part, for small
 # tensors of this number of bytes.
 HOSTS_RATE = {"shaped": 0.97, "cable": 0.85, "four": 0.95}
@@ -40,12 +40,12 @@ HOSTS_LATENCY = {"4 B": (4, 0.8), "64 KiB": (64 * KIB, 0.7)}
 HOSTS_OVER_GLOO = 1.2
 # With HOROVODLIKE_SEAL_DATA, at most this many times as long: most on a link that is as fast as the processor.
 HOSTS_SEALED = {"shaped": 1.03, "cable": 3.5}
-# Two ranks on each host against one: bytes on the wire may differ by this part, and the time is at most so much longer.
+# Two ranks on each host against one: bytes on the wire may differ by this part, and the time by at most this factor.
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 # At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
 GPU_STEP, GPU_HOST = 1.02, 1.0
 # A step while the monitor is scraped each second, and with 220 idle and slow readers, in times of one without readers.
-# An interval of half this width is a result; and of one processor they may take so many percent.
+# An interval of half this width is a result; and they may take this percentage of one processor.
 MONITOR = {"scraped": 1.005, "crowded": 1.005}
 MONITOR_RESOLUTION, MONITOR_PROCESSOR = 0.002, 0.5
 MEMORY_BYTES = 16 * MIB
@@ -54,7 +54,7 @@ IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what, the limit, the measured value; None where it was not measured."""
+    """One target: its subject, the limit, the measured value; None where it was not measured."""
 
     what: str
     limit: str
@@ -93,7 +93,7 @@ def allreduce_seconds(results: dict[str, Any], peer: str, size: int, dtype: str,
 
 
 def step_ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None) -> float | None:
-    """Return the ratio of two rows of training steps: the median of those of single turns, where a row has them."""
+    """Return the ratio of two rows of training steps: the median of single turns' ratios, where a row has them."""
     if numerator is None or denominator is None:
         return None
     above, below = (row.get("samples", [row["seconds"]]) for row in (numerator, denominator))

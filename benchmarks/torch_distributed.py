@@ -1,6 +1,6 @@
-"""torch.distributed over the backend `hvd`, over Gloo, and what it does by horovodlike's own API, in the same run.
+"""torch.distributed over the backend `hvd`, over Gloo, and the same by horovodlike's own API, in the same run.
 
-Beside them trains DDP without communication: the limit of what any backend can reach. The memory of all of them is
+Beside them trains DDP without communication: the limit that any backend can reach. The memory of all of them is
 allocated as hvdrun has it, in large pages. Gloo is measured a second time in the memory that it has under torchrun.
 """
 

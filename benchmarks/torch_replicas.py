@@ -1,6 +1,6 @@
 """The way of torch.nn.DataParallel, which needs GPUs, on the CPU: a peer of `hvd.DataParallel`.
 
-torch's own `replicate`, which makes all modules of a replica anew, with a broadcast for the CPU in place of that for
+torch's own `replicate`, which makes new modules for each replica, with a broadcast for the CPU in place of the one for
 GPUs; new threads; and the sum of the gradients of all replicas, as torch's documentation and source describe.
 """
 
@@ -45,7 +45,7 @@ def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[int], detach: bool = False) -> list[Any]:
-    """Do on the CPU what the function of this kind in `torch.nn.parallel.replicate` does on GPUs."""
+    """Replace the function of this kind in `torch.nn.parallel.replicate`, which is for GPUs, on the CPU."""
     if not tensors:
         return []
     if detach:
@@ -55,7 +55,7 @@ def broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[int], detach: b
 
 
 def replicas_of(module: nn.Module) -> list[nn.Module]:
-    """Return what torch.nn.DataParallel makes of a module in each forward pass."""
+    """Return the replicas that torch.nn.DataParallel makes of a module in each forward pass."""
     with mock.patch.dict(replicate.__globals__, {"_broadcast_coalesced_reshape": broadcast}):
         return replicate(module, range(DEVICES))
 

@@ -1,6 +1,6 @@
 """Whole training steps: horovodlike, DistributedDataParallel, and processes that do not communicate.
 
-The memory of all of them is allocated as hvdrun has it, but for that of the peer `python`: processes that do not
+The memory of all of them is allocated as under hvdrun, except for the peer `python`: processes that do not
 communicate either, and are as `python train.py` starts them.
 """
 

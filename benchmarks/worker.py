@@ -1,4 +1,4 @@
-"""One rank of one peer: `worker.py PEER`, started by the driver. Does what the driver says, and sleeps in between."""
+"""One rank of one peer: `worker.py PEER`, started by the driver. Runs the driver's commands; sleeps in between."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def measure_small(peer: Peer, command: protocol.Message) -> protocol.Message:
 
 
 def measure_round_trip(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Time a message there and back, after checking that what comes back, and what has come, is rank 0's buffer."""
+    """Time a message there and back, after checking that both ranks receive rank 0's buffer."""
     buffer = allocate(command["nbytes"], "float32")
     fill(buffer, peer.rank + 1, "float32")
     step = cast(MessagePeer, peer).round_trip(buffer)
@@ -82,7 +82,7 @@ def measure_round_trip(peer: Peer, command: protocol.Message) -> protocol.Messag
 
 
 def measure_parameters(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Time an operation of a parameter server that begins with zeros, after checking that it has what was sent."""
+    """Time an operation of a parameter server that begins with zeros, after checking that it has the sent values."""
     buffer = allocate(command["nbytes"], "float32")
     with cast(ParameterPeer, peer).parameters(buffer) as operation:
         fill(buffer, peer.rank + 1, "float32")

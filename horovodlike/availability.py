@@ -107,9 +107,10 @@ def _shown(cell: Cell, reasons: list[str]) -> str:
 def collective_availability(counts_gpus: bool = False) -> Availability:
     """Return which transports can be used for each operation, device and mode.
 
-    Before :func:`init`, the answer is about the installation: what the engine has, and which libraries are found. After
-    it, it is about this job: its hosts and the settings ``CPU_OPERATIONS`` and ``GPU_OPERATIONS``; whether the ranks of
-    a process set can use NCCL together is found out at their first operation on GPUs. May be called from any thread.
+    Before :func:`init`, the answer is about the installation: how the engine was built, and which libraries are found.
+    After it, it is about this job: its hosts and the settings ``CPU_OPERATIONS`` and ``GPU_OPERATIONS``; whether the
+    ranks of a process set can use NCCL together is found out at their first operation on GPUs. May be called from any
+    thread.
 
     Args:
         counts_gpus: Also find out whether there is a GPU, which initialises CUDA: processes that are forked later

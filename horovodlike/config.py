@@ -141,21 +141,21 @@ class Config:
     )
     join_average: str = _row(
         "present",
-        "What Average divides by while ranks have joined (join()): the number of ranks that take part (present), or "
-        "of all ranks of the process set (all), as Horovod does.",
+        "The divisor of Average while ranks have joined (join()): the number of ranks that take part (present), or "
+        "the number of all ranks of the process set (all), as in Horovod.",
         choices=("present", "all"),
         same_on_all_ranks=True,
     )
     hierarchical_adasum: bool = _row(
         False,
-        "Adasum averages what the ranks of a host have and combines the averages of the hosts, not what each rank has. "
+        "Adasum averages the tensors of a host's ranks and combines the hosts' averages, not the ranks' tensors. "
         "On one host the result is the average.",
         same_on_all_ranks=True,
     )
     cpu_operations: str = _row(
         "auto",
-        "What moves tensors of the CPU. mpi: an MPI library, through mpi4py, see mpi.md. auto: what comes with "
-        "horovodlike; native, gloo and ccl are other names of that. Rules: by operation and size, see below.",
+        "The transport of tensors on the CPU. mpi: an MPI library, through mpi4py, see mpi.md. auto: horovodlike's own "
+        "transport; native, gloo and ccl are other names for it. Rules: by operation and size, see below.",
         horovod=True,
         choices=("auto", "mpi", "native", "gloo", "ccl"),
         by_operation=True,
@@ -199,11 +199,11 @@ class Config:
     autotune: bool = _row(
         False,
         "Tries other values of the fusion threshold and the cycle time while the job runs, and keeps the fastest: see "
-        "autotune.md. What a variable sets is not tuned.",
+        "autotune.md. A setting that a variable sets is not tuned.",
         horovod=True,
     )
     autotune_log: str = _row(
-        "", "A CSV file into which rank 0 writes what it tries, and how fast that was; empty: none.", horovod=True
+        "", "A CSV file into which rank 0 writes the values that it tries and their speed; empty: none.", horovod=True
     )
     autotune_warmup_samples: int = _row(
         3, "How many samples at the start do not count.", horovod=True, minimum=0, maximum=10**6
@@ -234,21 +234,21 @@ class Config:
     )
     timeline: str = _row(
         "",
-        "A file for the timeline of rank 0; those of the others go beside it, see start_timeline(). DYNAMIC, which "
-        "Horovod needs before start_timeline(), starts none; empty neither.",
+        "A file for the timeline of rank 0; the other ranks' timelines go beside it, see start_timeline(). Empty or "
+        "DYNAMIC: no timeline until start_timeline() is called.",
         horovod=True,
     )
     timeline_mark_cycles: bool = _row(False, "Marks in that timeline where batches begin.", horovod=True)
     flight_recorder: str = _row(
         "",
-        "A folder into which each rank writes its last collectives and what it waits for, as rank0.json and so on, "
-        "when the job breaks. Empty: they can only be read with horovodlike.flight_recorder().",
+        "A folder into which each rank writes its last collectives and the requests that wait, as rank0.json and so "
+        "on, when the job breaks. Empty: they can only be read with horovodlike.flight_recorder().",
     )
     flight_recorder_size: int = _row(256, "How many collectives each rank remembers.", minimum=1, maximum=2**16)
     monitor_host: str = _row(
         "127.0.0.1",
-        "The address at which the job's monitor (hvdrun --monitor) answers. Others than a loopback address let other "
-        "hosts read it, without encryption.",
+        "The address at which the job's monitor (hvdrun --monitor) answers. With an address that is not a loopback "
+        "address, other hosts can read it, without encryption.",
     )
     monitor_names: str = _row(
         "",
@@ -272,7 +272,7 @@ class Config:
     )
     network_interface: str = _row(
         "",
-        "Over which network ranks of different hosts communicate: names of interfaces or networks (10.0.0.0/8, "
+        "The network over which ranks of different hosts communicate: names of interfaces or networks (10.0.0.0/8, "
         "fd00::/16), separated by commas; the first that this host has counts. Empty: the one through which it reaches "
         "the rendezvous server.",
         horovod="GLOO_IFACE",
@@ -333,15 +333,15 @@ class Config:
     )
     grace_period: float = _row(
         5.0,
-        "How long ranks may take to end once hvdrun has got a signal. SIGTERM has those of elastic training commit and "
-        "leave; without hvdrun --min-np only if the state is persistent.",
+        "How long ranks may take to end once hvdrun has received a signal. After SIGTERM, ranks of elastic training "
+        "commit and leave; without hvdrun --min-np only if the state is persistent.",
         unit="s",
         minimum=1,
         maximum=86400,
     )
     gpu_operations: str = _row(
         "auto",
-        "What moves the data of tensors on GPUs. auto: NCCL, if all ranks of a process set have it and a GPU of their "
+        "The transport of tensors on GPUs. auto: NCCL, if all ranks of a process set have it and a GPU of their "
         "own; else they are copied to the host and reduced there. nccl: the same, but an error where NCCL cannot be "
         "used. staging: never NCCL. Rules: by operation and size, see below.",
         choices=GPU_OPERATIONS,
@@ -350,30 +350,30 @@ class Config:
     )
     gpu_staging_bytes: int = _row(
         8 * 1024 * 1024,
-        "How much of a tensor on a GPU is copied to the host at once, where it is reduced there. Twice as much memory "
-        "of the host is pinned.",
+        "The part of a tensor on a GPU that is copied to the host at once, if it is reduced there. Twice as much "
+        "memory of the host is pinned.",
         unit="bytes",
         minimum=4096,
         maximum=2**40,
         multiple_of=64,
         same_on_all_ranks=True,
     )
-    cuda_library: str = _row("", "The file of the CUDA driver; empty: libcuda.so.1, wherever the loader finds it.")
+    cuda_library: str = _row("", "The file of the CUDA driver; empty: libcuda.so.1, as the loader finds it.")
     nccl_library: str = _row(
         "",
-        "The file of NCCL; empty: that of the package nvidia-nccl, which PyTorch uses, or else libnccl.so.2, wherever "
+        "The file of NCCL; empty: the file of the package nvidia-nccl, which PyTorch uses, or else libnccl.so.2, as "
         "the loader finds it.",
     )
     gpus_per_rank: int = _row(
         0,
-        "hvdrun: how many GPUs each rank sees, in CUDA_VISIBLE_DEVICES: its own, by local rank. 0: all that the "
-        "job has on its host.",
+        "hvdrun: the number of GPUs that each rank sees, in CUDA_VISIBLE_DEVICES: its own, by local rank. 0: all that "
+        "the job has on its host.",
         minimum=0,
         maximum=2**16,
     )
     fan_out: int = _row(
         16,
-        "To how many other hosts a host passes on what the ranks agree about; hosts form a tree.",
+        "The number of other hosts to which a host passes on the ranks' agreements; hosts form a tree.",
         minimum=1,
         maximum=2**16,
         same_on_all_ranks=True,
@@ -433,7 +433,7 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     Args:
         name: The name that is wrong.
         names: The right ones.
-        prefix: The begin that it shares with the names that count.
+        prefix: The prefix that it shares with the names to consider.
     """
     rests = [each.removeprefix(prefix) for each in names if each.startswith(prefix)]
     near = difflib.get_close_matches(name.removeprefix(prefix), rests, 1)
@@ -482,7 +482,7 @@ def parse(setting: Setting, text: str, source: str | None = None) -> Value:
         The value, of ``setting.type``.
 
     Raises:
-        ConfigError: The value is not accepted; the message names the source, the value and what is accepted.
+        ConfigError: The value is not accepted; the message names the source, the value and the accepted values.
     """
     try:
         value = _convert(setting, text)

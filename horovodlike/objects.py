@@ -91,7 +91,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
         process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: The received data is not what the ranks have sent.
+        IntegrityError: The received data differs from the data that the ranks have sent.
         HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
             has joined.
         ValueError: Not initialised, or ``root_rank`` is not in the set.
@@ -116,7 +116,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
-    """Return the objects of all ranks of a process set by rank; all are copies, also that of this rank's object.
+    """Return the objects of all ranks of a process set by rank; all are copies, also this rank's object.
 
     Ranks that have joined have no object in the list.
 
@@ -126,7 +126,7 @@ def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
         process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: The received data is not what the ranks have sent.
+        IntegrityError: The received data differs from the data that the ranks have sent.
         HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
         ValueError: Not initialised.
     """
@@ -144,7 +144,7 @@ def _pickled(obj: object) -> tuple[bytes | None, Exception | None]:
     """Return the pickled object and None; or None and the error if it cannot be pickled."""
     try:
         return dumps(obj), None
-    except Exception as error:  # whatever __reduce__ and __getstate__ raise
+    except Exception as error:  # __reduce__ and __getstate__ may raise any error
         return None, error
 
 

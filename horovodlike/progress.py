@@ -39,9 +39,9 @@ def report_progress(done: float, total: float, metrics: Mapping[str, float] | No
     called from any thread.
 
     Args:
-        done: How many steps or epochs are done, fractions included.
-        total: How many there are, in the same unit; reports of more than that count as all.
-        metrics: Numbers by name, such as the loss. Those of earlier reports are shown until they change.
+        done: The number of steps or epochs that are done, fractions included.
+        total: The number of all of them, in the same unit; reports of more than that count as all.
+        metrics: Numbers by name, such as the loss. Numbers of earlier reports are shown until they change.
 
     Raises:
         NotInitializedError: Not initialised.
@@ -79,7 +79,7 @@ def _texts(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 class _Reporter:
-    """The thread that sends, and what it sends next."""
+    """The thread that sends, and the report that it sends next."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -94,7 +94,7 @@ class _Reporter:
         self._thread.start()
 
     def report(self, fraction: float, metrics: Mapping[str, str]) -> None:
-        """Have the thread send this instead of what it has not sent yet."""
+        """Have the thread send this report instead of an earlier one that it has not sent yet."""
         if len({**self._metrics, **metrics}) > _MOST_METRICS:
             raise ValueError(f"report_progress: there are more than {_MOST_METRICS} metrics")
         self._metrics.update(metrics)

@@ -46,7 +46,7 @@ class RegionBase:
     """The ranks that share a layer, and the name by which they match its collectives.
 
     Layers are numbered for each process set in the order in which they are made, the same on all of its ranks. A copy
-    of a layer gets a number of its own.
+    of a layer has a number of its own.
 
     Attributes:
         layer: The name of the layer's class.
@@ -64,7 +64,7 @@ class RegionBase:
 
     @classmethod
     def of(cls: type[R], layer: str, process_set: ProcessSet, name: str | None = None) -> R:
-        """Return the region of a layer; without a name, that of a new one.
+        """Return the region of a layer; without a name, the region of a new layer.
 
         Raises:
             NotInitializedError: `init()` has not been called.

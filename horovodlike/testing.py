@@ -63,7 +63,7 @@ VARIABLE = environment.FAULT_PLAN
 _IN_ENGINE = {"negotiation": lib.HVL_FAULT_IN_NEGOTIATION, "data": lib.HVL_FAULT_IN_DATA}
 
 
-class InjectedFault(RuntimeError):  # noqa: N818 - it is what it is called
+class InjectedFault(RuntimeError):  # noqa: N818 - it names a fault, not an error
     """The exception of the action ``raise``."""
 
 

@@ -3,7 +3,7 @@
 If rank r's gradient g_r is the mean over its n_r samples, the mean over all samples is sum(n_r * g_r) / sum(n_r). The
 weight of a rank's step is n_r. Before the gradients of a step are reduced, the ranks add up their weights, and each
 rank multiplies its gradients by a factor, so that the Average that follows is this mean. The bindings do both; this
-module has what they share: the argument `weight`, the weight that a script has set, and the factor.
+module has the common parts: the argument `weight`, the weight that a script has set, and the factor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DISAGREE = (
 )
 
 _lock = threading.Lock()
-_weight: float | None = None  # the sum of what has been set since the last step; guarded by _lock
+_weight: float | None = None  # the sum of the weights set since the last step; guarded by _lock
 
 
 def set_batch_weight(weight: Any) -> None:
@@ -51,7 +51,7 @@ def set_batch_weight(weight: Any) -> None:
 
     Args:
         weight: The number of samples, or another number >= 0 that is proportional to it; only the ratios between the
-            ranks matter. 0: this rank has no samples, and its gradients do not count, whatever they are. None: drop
+            ranks matter. 0: this rank has no samples, and its gradients, of any value, do not count. None: drop
             the weight.
 
     Raises:

@@ -20,8 +20,8 @@ BATCH = 32
 class KerasPeer:
     """Steps of `fit` over the MLP of `benchmarks.models`; with TensorFlow also eager operations.
 
-    No XLA: it cannot have operations of other libraries within what it compiles, so those that communicate go without,
-    and the others do the same step.
+    No XLA: it cannot compile operations of other libraries, so peers that communicate go without, and the others do the
+    same step.
     """
 
     def __init__(self, communicates: bool) -> None:

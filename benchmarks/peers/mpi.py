@@ -1,4 +1,4 @@
-"""Raw MPI: mpi4py's in-place Allreduce on buffers, whatever MPI library it runs with."""
+"""Raw MPI: mpi4py's in-place Allreduce on buffers, with any MPI library."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The choice between Keras 3 and tf_keras, and the interface by which gradients are reduced on each Keras backend.
 
 This process uses Keras 3, or tf_keras (Keras 2) if TF_USE_LEGACY_KERAS is set. The code for each backend of Keras is in
-the binding of its framework, and the code for tf_keras in that of TensorFlow. It is imported only when it is needed.
+the binding of its framework, and the code for tf_keras in the TensorFlow binding. It is imported only when needed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Gradients:
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Return a context in which the optimizer gets gradients that have been reduced already."""
+        """Return a context in which the optimizer receives gradients that have been reduced already."""
         self.is_done = True
         try:
             yield
@@ -122,7 +122,7 @@ class Gradients:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a step anew: drop the accumulated gradients."""
+        """Restart the step: drop the accumulated gradients."""
         # Zeros are assigned, because the product of an infinity and 0 is NaN.
         for accumulator in self._accumulators.values():
             accumulator.assign(ops.zeros(accumulator.shape, accumulator.dtype))
@@ -183,7 +183,7 @@ def _digest(variables: Sequence[Any]) -> str:
     """Return a checksum of the variables' names, which distinguishes optimizers and is the same on all ranks.
 
     A counter of optimizers would be lower on a rank that is new in an elastic job. Shapes are left out, because ranks
-    with different shapes get an error that says so only if they use the same names.
+    with different shapes receive an error that says so only if they use the same names.
     """
     described = "\n".join(map(_name, variables))
     return f"{zlib.crc32(described.encode()):08x}"

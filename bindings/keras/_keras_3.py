@@ -52,7 +52,7 @@ def write(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> N
 
 
 def is_built(optimizer: keras.Optimizer) -> bool:
-    """Return whether an optimizer has made its own variables, such as momenta, for those of the model."""
+    """Return whether an optimizer has made its own variables, such as momenta, for the model's variables."""
     return bool(optimizer.built)
 
 
@@ -137,7 +137,7 @@ class _Wrapped(Wrapped):
 
 
 class _Distributed(_Wrapped):
-    """The methods with which `DistributedOptimizer` overrides those of the optimizer that it wraps."""
+    """The methods with which `DistributedOptimizer` overrides methods of the optimizer that it wraps."""
 
     _distributed_gradients: Gradients
 
@@ -190,7 +190,7 @@ class _DistributedLossScale(_Wrapped):
 
 
 def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:
-    """Return an optimizer that does what the given one does, with gradients reduced over the ranks."""
+    """Return an optimizer that works like the given one, with gradients reduced over the ranks."""
     _teach_loss_scaling()
     wrap = functools.partial(wrapped, options=options, local=local)
     if isinstance(optimizer, LossScaleOptimizer):

@@ -53,8 +53,8 @@ class Options:
 class Local:
     """The layers and variables whose gradients are not reduced.
 
-    A deep copy has the same layers and variables, and also those of their copies that the same `deepcopy()` call has
-    made before. A pickle contains the layers; pickling fails if there are variables.
+    A deep copy has the same layers and variables, and also their copies that the same `deepcopy()` call has made
+    before. A pickle contains the layers; pickling fails if there are variables.
     """
 
     layers: Sequence[Any] = ()
@@ -80,7 +80,7 @@ def _refuse_to_pickle(what: str) -> NoReturn:
 
 
 class Wrapped:
-    """The methods that a distributed optimizer has in addition to those of the optimizer that it wraps."""
+    """The methods that a distributed optimizer adds to the methods of the optimizer that it wraps."""
 
     _wrap: Callable[[Any], Any]
 

@@ -88,7 +88,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
-    """Replaces the metrics of an epoch of `fit()` by their averages over the ranks; not those of `evaluate()`.
+    """Replaces the metrics of an epoch of `fit()`, not of `evaluate()`, by their averages over the ranks.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one, so
     that all ranks take the same decisions. Each rank's value has the same weight, however many samples the rank had.
@@ -225,7 +225,7 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
         start_epoch: The first epoch in which the callback sets the learning rate.
         end_epoch: The first epoch in which it does not set the learning rate any more; None: it always does.
         staircase: Change the learning rate with each epoch only. If False, it changes with each batch, and `multiplier`
-            gets fractions of epochs.
+            receives fractions of epochs.
         momentum_correction: Scale momenta in proportion to the learning rate, because they contain the old rate as a
             factor; proposed by Goyal et al. 2017 (https://arxiv.org/abs/1706.02677). For optimizers with `momentum`.
         steps_per_epoch: The number of batches in an epoch. Needed without `staircase` if `fit()` does not know it.

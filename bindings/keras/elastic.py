@@ -47,7 +47,7 @@ Array = np.ndarray[Any, Any]
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Do what :func:`horovodlike.elastic.run` does, for functions that train with Keras.
+    """Wrap a function that trains with Keras, as :func:`horovodlike.elastic.run` wraps other functions.
 
     On the TensorFlow backend, a broken job raises an error of TensorFlow, which becomes a `HorovodInternalError` here.
     Other errors are not changed.
@@ -58,8 +58,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 class KerasState(ObjectState):
     """The weights of a model, the state of its optimizer, and other values that change during the training.
 
-    Variables are saved as copies and restored in place. So are the states of random number generators, such as those
-    of dropout, but these are not synchronized, because they differ between the ranks. Other values become attributes of
+    Variables are saved as copies and restored in place. So are the states of random number generators, such as
+    dropout's, but these are not synchronized, because they differ between the ranks. Other values become attributes of
     the state, saved as deep copies.
 
     Gradients that have been accumulated for an incomplete step are dropped when the job restarts.
@@ -255,7 +255,7 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Sets `state.epoch` to the number of complete epochs, whether or not `fit()` gets `initial_epoch`.
+    """Sets `state.epoch` to the number of complete epochs, with or without an `initial_epoch` for `fit()`.
 
     Args:
         state: A state with an attribute `epoch`, 0 at first.

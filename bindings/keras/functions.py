@@ -81,7 +81,7 @@ def allreduce(
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the values of all ranks concatenated along dimension 0, the only one in which their shapes may differ.
 
-    Arguments, result and errors are as those of `allreduce`; the value has at least one dimension.
+    Arguments, result and errors are as for `allreduce`; the value has at least one dimension.
     """
     return _like(value, arrays.allgather(objects.to_numpy(value), name, process_set))
 
@@ -89,7 +89,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return one rank's value on all ranks. Its dtype and shape must be the same on all ranks.
 
-    Other arguments, result and errors are as those of `allreduce`.
+    Other arguments, result and errors are as for `allreduce`.
     """
     return _like(value, arrays.broadcast(objects.to_numpy(value), root_rank, name, process_set))
 
@@ -99,8 +99,8 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over all ranks and return this rank's share of the rows.
 
-    If the rows cannot be divided evenly, the first ranks get one row more. Other arguments, result and errors are as
-    those of `allreduce`; the value has at least one dimension.
+    If the rows cannot be divided evenly, the first ranks receive one row more. Other arguments, result and errors are
+    as for `allreduce`; the value has at least one dimension.
     """
     return _like(value, arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
 
@@ -184,7 +184,7 @@ def set_batch_weight(weight: Any) -> None:
 
     Args:
         weight: The number of samples, or another number >= 0 that is proportional to it; within a step that is traced,
-            also a scalar tensor. 0: this rank has no samples, and its gradients do not count, whatever they are. None,
+            also a scalar tensor. 0: this rank has no samples, and its gradients, of any value, do not count. None,
             outside of traced steps: drop the weight.
 
     Raises:

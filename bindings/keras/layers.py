@@ -1,7 +1,7 @@
 """Layers of Keras 3 that are split among the ranks of a process set (tensor parallelism): `hvd.layers`.
 
-Output, gradients of the input and gradients of the weights are those of the unsplit layers, which are Keras's `Dense`.
-docs/users/model_parallel.md describes how to use them. On tf_keras (Keras 2) they are not available.
+Output, gradients of the input and gradients of the weights are the same as with the unsplit layers, which are Keras's
+`Dense`. docs/users/model_parallel.md describes how to use them. On tf_keras (Keras 2) they are not available.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ColumnParallelLinear(_ParallelLinear):
         return self.activation(self.region.gather(outputs) if self.gather_output else outputs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Return the shape of the output for that of an input."""
+        """Return the output's shape for an input's shape."""
         return (*input_shape[:-1], self.units if self.gather_output else self._share)
 
     def get_config(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class RowParallelLinear(_ParallelLinear):
     """A `keras.layers.Dense` whose inputs are split among the ranks of a process set.
 
     Forward, the ranks' products are summed, and then the bias is added once. Backward, nothing is sent unless the input
-    is whole. What `ColumnParallelLinear` demands of the ranks, this layer demands too.
+    is whole. The requirements on the ranks are the same as for `ColumnParallelLinear`.
 
     Args:
         units: The size of the last dimension of the output.
@@ -226,7 +226,7 @@ class RowParallelLinear(_ParallelLinear):
         return self.activation(outputs if self.bias is None else ops.add(outputs, self.bias))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Return the shape of the output for that of an input."""
+        """Return the output's shape for an input's shape."""
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class ParallelMLP(_Parallel):
     Args:
         hidden_units: The units of the first layer; a multiple of the number of ranks.
         units: The units of the second layer. None: as many as the input has.
-        activation: That of the first layer, which treats each unit alone: a rank has only its part of them.
+        activation: The first layer's activation, which treats each unit alone: a rank has only its part of them.
         use_bias: True if both layers add a bias.
         kernel_initializer: As for `Dense`, for both layers.
         bias_initializer: As for `Dense`, for both layers.
@@ -271,7 +271,7 @@ class ParallelMLP(_Parallel):
         self.units = units
         options = {
             "use_bias": use_bias,
-            "kernel_initializer": kernel_initializer,  # a name: each layer then gets an initializer of its own
+            "kernel_initializer": kernel_initializer,  # a name: each layer then makes its own initializer
             "bias_initializer": bias_initializer,
             "process_set": process_set,
             "dtype": self.dtype_policy,
@@ -290,7 +290,7 @@ class ParallelMLP(_Parallel):
         return self.down(self.up(inputs))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Return the shape of the output for that of an input."""
+        """Return the output's shape for an input's shape."""
         return (*input_shape[:-1], self.units or input_shape[-1])
 
     def get_config(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class ParallelMLP(_Parallel):
 def full_weights(model: keras.Model) -> list[np.ndarray[Any, Any]]:
     """Return the weights of the unsplit model, on all ranks, in the order of `model.get_weights()`.
 
-    All ranks of the process sets of the model's layers have to call this. What is not split is taken from this rank.
+    All ranks of the process sets of the model's layers have to call this. Unsplit weights are taken from this rank.
 
     Args:
         model: A built model, some of whose layers are split.
@@ -326,11 +326,11 @@ def full_weights(model: keras.Model) -> list[np.ndarray[Any, Any]]:
 
 
 def load_full_weights(model: keras.Model, weights: Sequence[Any]) -> None:
-    """Set the weights to those of the unsplit model: each split layer takes this rank's part. Nothing is sent.
+    """Set the weights from the unsplit model's weights: each split layer takes this rank's part. Nothing is sent.
 
     Args:
         model: A built model, some of whose layers are split, in any way.
-        weights: What `full_weights` has returned, or `get_weights()` of the unsplit model.
+        weights: The result of `full_weights`, or of `get_weights()` of the unsplit model.
 
     Raises:
         ValueError: Their number or a shape does not fit; nothing has been set.

@@ -56,7 +56,7 @@ def DistributedOptimizer(
         device_sparse: As `device_dense`.
         compression: How gradients are compressed before they are sent: `Compression.none` (the default), `.fp16` or a
             class of your own, for tensors of the backend.
-        sparse_as_dense: Reduce sparse gradients (those of embeddings, on the TensorFlow backend) as dense tensors.
+        sparse_as_dense: Reduce sparse gradients (of embeddings, on the TensorFlow backend) as dense tensors.
             Otherwise their rows are gathered.
         gradient_predivide_factor: Divides gradients before they are averaged, and multiplies the averages.
         op: Average or Sum.
@@ -109,10 +109,10 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
     weight: Weight = None,
 ) -> Any:
-    """Do what `DistributedOptimizer` does, but do not reduce the gradients of some layers.
+    """Wrap an optimizer like `DistributedOptimizer`, but do not reduce the gradients of some layers.
 
     `local_layers` is one layer or several. Their variables may then have different values on each rank. The layers do
-    not need to be built yet. All other arguments are those of `DistributedOptimizer`.
+    not need to be built yet. All other arguments are as for `DistributedOptimizer`.
 
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".

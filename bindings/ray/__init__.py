@@ -9,7 +9,7 @@ The modules have the names of Horovod's where scripts import them:
 * :mod:`horovodlike.ray.failures`: the errors of its ranks;
 * :mod:`horovodlike.ray.elastic_adapter`: an elastic job: its calls;
 * :mod:`horovodlike.ray.callers`: the nodes of an elastic job, which a thread watches;
-* :mod:`horovodlike.ray.node_choice`: pure: which of them get workers, and which are to leave;
+* :mod:`horovodlike.ray.node_choice`: pure: which of them run workers, and which must leave;
 * :mod:`horovodlike.ray.node_caller`: the actor on each;
 * :mod:`horovodlike.ray.strategy`: placement groups;
 * :mod:`horovodlike.ray.worker`: the actor that is a rank;

@@ -27,7 +27,7 @@ __all__ = ["CLOSE_SECONDS", "StartOptions", "StaticAdapter", "ends_with"]
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_SECONDS = 0.1
 CLOSE_SECONDS = 20.0
-"""How long ``shutdown()`` waits for what it has ended."""
+"""How long ``shutdown()`` waits for the workers and actors that it has ended."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class StaticAdapter:
     def shutdown(self) -> None:
         """Close the server, end the workers and release their resources. May be called again, and at any time."""
         self._is_shut_down = True
-        self._end()  # what there is; a start() that waits for it fails, and ends what it has made meanwhile
+        self._end()  # a start() that waits for it fails, and ends the workers that it has started meanwhile
         if self._starting.acquire(timeout=CLOSE_SECONDS):
             self._starting.release()
 
@@ -292,7 +292,7 @@ def visible_gpus(workers: Sequence[WorkerFacts], share: bool) -> list[str]:
 
     Args:
         workers: The workers by rank.
-        share: Whether a worker sees those of all workers of its node: the first one of each in the order of their
+        share: Whether a worker sees the GPUs of all workers of its node: the first one of each in the order of their
             local ranks, then the second ones. So the one with its local rank is its own. Else it sees its own only.
     """
     given: dict[str, list[tuple[str, ...]]] = {}
@@ -306,7 +306,7 @@ def visible_gpus(workers: Sequence[WorkerFacts], share: bool) -> list[str]:
 
 
 def _start_workers(demand: Demand, reservation: Reservation, deadline: float) -> list[_Worker]:
-    """Start the workers, and wait until all run. Returns them by rank; those of a node are neighbours.
+    """Start the workers, and wait until all run. Returns them by rank; workers of one node are neighbours.
 
     Raises:
         RankFailedError: A worker died before it ran.

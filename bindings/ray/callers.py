@@ -31,7 +31,7 @@ __all__ = ["Callers", "JobHosts"]
 _logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _SETTLED_SECONDS = 2.0
-"""For how long a node must have had the same room before a part of it is used: Ray's numbers lag behind."""
+"""The time for which a node must have had the same room before a part of it is used: Ray's numbers lag behind."""
 _ASK_SECONDS = 3 * _SETTLED_SECONDS
 """How long workers must be missing before a placement group asks for nodes; it may take room that is still settling."""
 _BACKOFF_SECONDS = 5.0
@@ -40,7 +40,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class JobHosts(CalledHosts):
-    """The hosts of one job that call in; another thread may end the job, and reads what its workers log."""
+    """The hosts of one job that call in; another thread may end the job, and reads its workers' logged values."""
 
     def __init__(self, address: str) -> None:
         """Listen.
@@ -90,7 +90,7 @@ class _Trouble:
     """The trouble with a node whose actor has ended before the job."""
 
     count: int = 0
-    until: float = 0.0  # it gets no workers before
+    until: float = 0.0  # it receives no workers before
     refusal: str = ""  # why it cannot take part; empty if its actor was only lost
 
 
@@ -123,13 +123,13 @@ class Callers:
         self._options = options
         self._placement_timeout = placement_timeout
         self._discovery = discovery
-        self._limits: dict[str, int] | None = None  # what the discovery has said last
+        self._limits: dict[str, int] | None = None  # the discovery's last answer
         self._callers: dict[Any, _Caller] = {}  # by the reference to the result of call_in()
         self._seen: dict[str, tuple[int, float]] = {}  # by node: its room for workers, and since when
         self._troubles: dict[str, _Trouble] = {}  # by node
         self._asked: Reservation | None = None  # tells an autoscaler that nodes are missing
         self._short_since: float | None = None
-        self._said: dict[str, str] = {}  # by what is missing: the last warning
+        self._said: dict[str, str] = {}  # by the missing resource: the last warning
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -190,7 +190,7 @@ class Callers:
             self._start(node, slots, now)
         self._ask_for_nodes(self._demand.workers - snapshot.slots - sum(starts.values()), now)
 
-    # What there is.
+    # The state of the cluster.
 
     def _snapshot(self, draining: Mapping[str, int], now: float) -> Snapshot:
         self._ask_discovery()

@@ -33,7 +33,7 @@ class ElasticSettings(MiniSettings):
         reset_limit: How often the set of workers may change; None for any number of times.
         elastic_timeout: How long to wait for enough workers, in seconds.
         discovery: The object that says which nodes may be used, with ``override_discovery=False``.
-        cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
+        cooldown_range: The least and the most seconds without workers for a node on which a worker has failed.
     """
 
     min_num_proc: int = 1
@@ -52,7 +52,7 @@ class RayHostDiscovery:
         self._per_worker = {"CPU": cpus_per_slot, "GPU": gpus_per_slot if use_gpu else 0}
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the most workers of each node, by its address; those of nodes with one address are added up."""
+        """Return the most workers of each node, by its address; the workers of nodes with one address are added up."""
         found: dict[str, int] = {}
         for node in ray.nodes():
             if node["Alive"] and (slots := room_for(self._per_worker, [node["Resources"]])):
@@ -107,7 +107,7 @@ class ElasticRayExecutor:
             max_np: Deprecated name of ``max_num_proc``.
             verbose: Has no effect.
             placement_group_timeout_s: How long Ray may take to start an actor on a node, in seconds.
-            cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
+            cooldown_range: The least and the most seconds without workers for a node on which a worker has failed.
             **horovod: Horovod's other settings, which have no effect.
 
         Raises:
@@ -171,7 +171,8 @@ class ElasticRayExecutor:
 
         Args:
             worker_fn: The function: ``init()``, and a function that ``elastic.run`` has wrapped.
-            callbacks: Functions of this process that get each value that rank 0 gives to :func:`horovodlike.ray.log`.
+            callbacks: Functions of this process that receive each value that rank 0 gives to
+                :func:`horovodlike.ray.log`.
 
         Returns:
             The results of the last members, by rank.
@@ -179,5 +180,5 @@ class ElasticRayExecutor:
         return self._executor.run(worker_fn, callbacks=callbacks)
 
     def shutdown(self) -> None:
-        """End what runs; another thread may call it. Not needed after :meth:`run`, which leaves nothing."""
+        """End the job; another thread may call it. Not needed after :meth:`run`, which leaves nothing."""
         self._executor.shutdown()

@@ -1,4 +1,4 @@
-"""A job whose workers come and go with the nodes of the cluster: its calls, and what its workers log."""
+"""A job whose workers come and go with the nodes of the cluster: its calls, and its workers' logged values."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ElasticAdapter:
         """
         if executable_cls is not None:
             self._executable = executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})
-        cpus = str(max(1, int(self._demand.per_worker["CPU"])))  # Ray sets that of all workers of the node
+        cpus = str(max(1, int(self._demand.per_worker["CPU"])))  # Ray counts the processors of all workers of the node
         extra = {name: str(value) for name, value in (extra_env_vars or {}).items()}
         self._variables = {"OMP_NUM_THREADS": cpus, **extra}
         with self._alone(), ExitStack() as stack:
@@ -134,7 +134,7 @@ class ElasticAdapter:
             hosts.cancel()
 
     def shutdown(self) -> None:
-        """End what runs, and all that is called later. May be called again, and by any thread."""
+        """End the job, and every later call. May be called again, and by any thread."""
         self._is_shut_down = True
         self.cancel()
         if self._busy.acquire(timeout=CLOSE_SECONDS):
@@ -226,7 +226,7 @@ class ElasticAdapter:
 
 
 def _pass_on(hosts: JobHosts, queue: LogQueue | None) -> None:
-    """Append what the workers have logged to the queue of the callbacks."""
+    """Append the values that the workers have logged to the queue of the callbacks."""
     while True:
         try:
             data = hosts.values.get_nowait()

@@ -24,7 +24,7 @@ class NodeOptions:
         address: The address of its driver.
         port: The port of its driver.
         start_timeout: How long to wait for the driver, in seconds.
-        variables: Environment variables of the workers, besides those of the Ray node.
+        variables: Environment variables of the workers, besides the Ray node's own.
     """
 
     key: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""The nodes that an elastic job uses: which get workers, how many, and which are to leave it. Pure."""
+"""The nodes that an elastic job uses: which run workers, how many, and which must leave it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAVE_SECONDS = 30.0
 _SHORTEST_LEAVE_SECONDS = 5.0
 _LONGEST_LEAVE_SECONDS = 300.0
 _SPARE_SECONDS = 2.0
-"""What is kept of a deadline of Ray's for the actor itself to end."""
+"""The part of Ray's deadline for a node that is kept for the actor itself to end."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Snapshot:
 
     Attributes:
         nodes: The nodes that are alive.
-        taken: What the job has of them.
+        taken: The nodes, or parts of them, that the job uses.
         least: The fewest workers.
         most: The most workers; None for as many as there is room for.
         limits: The most workers of each address; None for any number on any node.
-        resting: The nodes that get no workers for now.
+        resting: The nodes that run no workers for now.
     """
 
     nodes: Sequence[Node]
@@ -76,14 +76,14 @@ class Snapshot:
         return sum(each.slots for each in self.taken if not each.leaves and each.node not in unwanted)
 
     def leaving(self) -> set[str]:
-        """Return the nodes that are to leave: Ray drains them, or they are not among the limits any more."""
+        """Return the nodes that must leave: Ray drains them, or they are not among the limits any more."""
         unwanted = self._unwanted()
         return {each.node for each in self.taken if each.node in unwanted and not each.leaves}
 
     def starts(self) -> dict[str, int]:
-        """Return the slots that actors are to be started with, by node.
+        """Return the slots with which actors must be started, by node.
 
-        A node that has an actor gets another one only while workers are missing: a job that runs is not disturbed.
+        Another actor starts on a node that has one only while workers are missing: a job that runs is not disturbed.
         """
         address = {node.name: node.address for node in self.nodes}
         used = Counter[str | None]()

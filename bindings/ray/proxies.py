@@ -16,7 +16,7 @@ __all__ = ["LocalAdapter", "RemoteAdapter"]
 
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = CLOSE_SECONDS + 5.0
-"""For an adapter in an actor: how long it may take itself, and the way to it."""
+"""The time limit for an adapter in an actor to close: the adapter's own limit, and time for the call."""
 
 
 class LocalAdapter:
@@ -35,7 +35,7 @@ class LocalAdapter:
         return getattr(self._adapter, method)(*arguments, poll)
 
     def close(self) -> None:
-        """End what runs, and release all. May be called by any thread."""
+        """End the job, and release all resources. May be called by any thread."""
         self._adapter.shutdown()
 
 
@@ -78,7 +78,7 @@ class RemoteAdapter:
                 ray.get(self._actor.cancel.remote(), timeout=_CLOSE_SECONDS)  # again, if it has come before the call
 
     def close(self) -> None:
-        """End what runs, and release all. May be called by any thread."""
+        """End the job, and release all resources. May be called by any thread."""
         # Killed, the actor takes its workers with it, but its placement group stays until the connection ends.
         if not ray.is_initialized():
             return  # all of it has ended with the connection

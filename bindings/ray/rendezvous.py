@@ -60,7 +60,7 @@ class WorkerJob:
 
         Args:
             nodes: The id of each worker's node, by rank.
-            owner: The name of what runs the server, for messages.
+            owner: The name of the server's owner, for messages.
             start_timeout: How long ``init()`` waits for all ranks, in seconds; None for the setting.
             network_interface: The network between the ranks; None for the setting.
 

@@ -45,7 +45,7 @@ class MiniSettings:
 class RayExecutor:
     """A job on a Ray cluster.
 
-    Either ``num_workers`` is given: as few nodes as possible are used; or ``num_hosts``: as many nodes get
+    Either ``num_workers`` is given: as few nodes as possible are used; or ``num_hosts``: as many nodes run
     ``num_workers_per_host`` workers each; or ``min_workers``: the job is elastic, see below. Ranks of one node are
     neighbours. One thread at a time may use an executor.
 
@@ -67,7 +67,7 @@ class RayExecutor:
             jobs have no effect without it.
         max_workers: The most workers of an elastic job; None for as many as there is room for.
         reset_limit: How often the set of workers may change; None for any number of times.
-        cooldown_range: For how long a node on which a worker has failed gets none: the least and the most seconds.
+        cooldown_range: The least and the most seconds without workers for a node on which a worker has failed.
         elastic_timeout: How long to wait for ``min_workers``, at the start and later, in seconds.
         override_discovery: Whether an elastic job may use all nodes; False: those that ``settings.discovery`` names.
         share_gpus: Whether a worker sees all GPUs that the job has on its node, in the order of local ranks, as scripts
@@ -187,7 +187,7 @@ class RayExecutor:
             extra_env_vars: Environment variables of the workers; they replace those that this class sets.
 
         Raises:
-            TimeoutError: The resources were not to be had, or the workers did not start, within
+            TimeoutError: The resources were not available, or the workers did not start, within
                 ``placement_group_timeout_s``; of an elastic job, within ``elastic_timeout``. The message says what
                 was asked for. Nothing is left of the job.
             RankFailedError: A worker died when it started. Nothing is left of the job.
@@ -228,10 +228,11 @@ class RayExecutor:
             fn: The function. It calls ``init()`` if it wants to communicate; each call of :meth:`run` may do so.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            callbacks: Functions of this process that get each value that rank 0 gives to :func:`horovodlike.ray.log`.
+            callbacks: Functions of this process that receive each value that rank 0 gives to
+                :func:`horovodlike.ray.log`.
 
         Returns:
-            The results, by rank; those of an elastic job are those of its last members.
+            The results, by rank; in an elastic job, the last members' results.
 
         Raises:
             RankFailedError: A worker died. The message names its rank, its node and Ray's reason. The executor can be
@@ -239,7 +240,7 @@ class RayExecutor:
             ray.exceptions.RayTaskError: The function raised an error, of which this is a subclass, too; or its result
                 cannot be pickled. Of the errors of several ranks, the one that is no consequence of others.
             RuntimeError: There are no workers, some still run an earlier call, or :meth:`shutdown` has ended this one.
-            Exception: In an elastic job, what the function has raised on the worker that failed first, after attempts
+            Exception: In an elastic job, the error of the function on the worker that failed first, after attempts
                 to replace it; its cause is a ``horovodlike.launcher.run.RemoteTraceback``. Also HostsError, a
                 RuntimeError: no node can take part.
         """
@@ -267,7 +268,7 @@ class RayExecutor:
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Call a function with each worker's object of ``executable_cls``, or None; otherwise as :meth:`run`.
 
-        The workers of an elastic job make the object anew for each call.
+        The workers of an elastic job make a new object for each call.
         """
         return self._with_callbacks("execute", (named(fn),), callbacks)
 

@@ -66,7 +66,7 @@ class Reservation:
     """The placement group in which a job's workers run.
 
     Attributes:
-        demand: What was asked for.
+        demand: The resources requested.
         group: The placement group.
         is_own: Whether the group was made for this job, and ends with it.
         bundles: For each worker the index of its bundle, after :meth:`wait`; -1: any bundle that has room.
@@ -87,7 +87,7 @@ class Reservation:
             remedy: How to wait longer, for the message.
 
         Raises:
-            TimeoutError: They were not to be had; the message has what was asked for, and what there is.
+            TimeoutError: They were not available; the message lists the requested and the existing resources.
             RuntimeError: They have been released meanwhile.
         """
         demand, group = self.demand, self.group
@@ -121,7 +121,7 @@ class Reservation:
         return is_placed
 
     def release(self) -> None:
-        """Remove the placement group, if it was made for this job; Ray ends what runs in it. May be called again."""
+        """Remove the placement group, if it was made for this job; Ray ends its actors. May be called again."""
         self.is_released = True
         if self.is_own:
             with contextlib.suppress(Exception):  # as in kill()

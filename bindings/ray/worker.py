@@ -68,7 +68,7 @@ class BaseHorovodWorker:
         return str(ray.get_runtime_context().get_node_id())
 
     def get_gpu_ids(self) -> list[str]:
-        """Return the ids of the GPUs that Ray has given to this worker, whatever it sees."""
+        """Return the ids of the GPUs that Ray has assigned to this worker, visible to it or not."""
         return list(WorkerFacts.collect().gpus)
 
     def set_up(self, rank: int, variables: Mapping[str, str]) -> None:
@@ -90,7 +90,7 @@ class BaseHorovodWorker:
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the object that later calls of :meth:`execute` get; without a class they get None."""
+        """Make the object that later calls of :meth:`execute` receive; without a class they receive None."""
         if executable_cls is not None:
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
 

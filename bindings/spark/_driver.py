@@ -81,7 +81,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def watch(self, name: str) -> Watch:
-        """Return what watches a job."""
+        """Return the watch of a job."""
 
 
 class Watch(ABC):
@@ -97,14 +97,14 @@ class Watch(ABC):
 
     @abstractmethod
     def failure(self) -> HostsError | None:
-        """Return the failure of the stage if Spark begins it anew; else None."""
+        """Return the failure of the stage if Spark restarts it; else None."""
 
     @abstractmethod
     def cancel(self) -> None:
         """Cancel the job."""
 
     def close(self) -> None:  # noqa: B027 - one has nothing to release
-        """Release what the watch holds."""
+        """Release the resources of the watch."""
 
 
 def find_cluster() -> Cluster:
@@ -322,7 +322,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request, output: CallerOutp
     Raises:
         TasksLostError: Spark has lost a task of the job.
         NotStartedError: No task of the job has started in time.
-        HostsError: A task has failed, and Spark would begin the stage anew.
+        HostsError: A task has failed, and Spark would restart the stage.
         BaseException: An error of Spark; or an interrupt (KeyboardInterrupt), the job has been cancelled.
     """
 
@@ -351,7 +351,7 @@ def submit(cluster: Cluster, num_proc: int, request: Request, output: CallerOutp
 
     try:
         return list(_run_in_thread(cluster, collect, watch, check, output))
-    except NotStartedError:  # the job is cancelled now, and takes no slots from those who count them
+    except NotStartedError:  # the job is cancelled now, and its slots count as free
         raise _not_started(cluster, num_proc, request.start_timeout) from None
     except Exception as error:
         if not isinstance(error, HostsError) and isinstance(lost := failure_of(str(error)), TasksLostError):
@@ -478,7 +478,7 @@ def is_local(cluster: Cluster) -> bool:
 
 
 def read_rows(rows: Sequence[Any]) -> tuple[Outcome, bool, list[Row]]:
-    """Return how a job has ended, whether its stage was begun anew, and the output that came with it, by time."""
+    """Return how a job has ended, whether its stage was restarted, and the output that came with it, by time."""
     outcome, lost = Outcome(1, trouble="the task of rank 0 has not told how the job has ended"), False
     output: list[Row] = []
     results: dict[int, bytearray] = {}

@@ -1,8 +1,9 @@
 """The output of the ranks on its way to the caller: at once to the driver, where it listens, or at the end of the job.
 
 The driver of classic Spark listens for the tasks of a job, with a key of its own. A task connects when its rank writes
-something. It sends one piece at a time, and waits until the driver has taken it; what the driver has not taken becomes
-rows of the task's result. Spark Connect has no address that executors could reach: there all output becomes rows.
+something. It sends one piece at a time, and waits until the driver has taken it; output that the driver has not taken
+becomes rows of the task's result. Spark Connect has no address that executors could reach: there all output becomes
+rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _AT = struct.Struct(">q")
 class TaskOutput(RankOutput):
     """The output of a task's rank: to the executor's log, and to the caller.
 
-    Belongs to one thread, but for what says that it runs in the writer's.
+    Belongs to one thread, except for methods that say that they run in the writer's thread.
     """
 
     def __init__(self, writer: Writer, size: int, *, log: bool, wanted: bool, secret: str | None) -> None:
@@ -78,7 +79,7 @@ class TaskOutput(RankOutput):
         self._pass_on(-1, FrameKind.STDERR, data)
 
     def rows(self) -> Iterator[Row]:
-        """Yield what the driver has not taken, oldest first."""
+        """Yield the pieces that the driver has not taken, oldest first."""
         self.drain(lambda: False)
         for rank, number in self._left_out.items():
             where = "are only in its executor's log" if self._log else "were left out"
@@ -139,8 +140,8 @@ class CallerOutput(RankOutput):
         """Listen for the tasks, if they can reach this process.
 
         Args:
-            stdout: Gets what the ranks write to standard output.
-            stderr: Gets what they write to standard error, and the launcher's own lines.
+            stdout: Receives the ranks' standard output.
+            stderr: Receives the ranks' standard error, and the launcher's own lines.
             size: The number of ranks.
             address: The address to listen on, and the one that the executors know; None if there is none.
             timestamps: Each line begins with the time at which it was written.
@@ -175,7 +176,7 @@ class CallerOutput(RankOutput):
         self._wakeup.set()
 
     def serve(self, seconds: float) -> bool:
-        """Take what has arrived from the tasks; wait for it until something happens, or for some time.
+        """Take the pieces that have arrived from the tasks; wait for them until something happens, or for some time.
 
         Returns:
             Whether something has happened.
@@ -189,7 +190,7 @@ class CallerOutput(RankOutput):
         return bool(ready)
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Take what came with the results: what a task could not send before."""
+        """Take the output that came with the results because a task could not send it before."""
         taken = set(self._last.values())
         late = sorted({row[0] for row in rows if row[0] >= 0})
         if late and self._listener is not None:
@@ -232,7 +233,7 @@ class CallerOutput(RankOutput):
             for frame in frames or ():
                 self._take_frame(connection, frame)
         except (OSError, ValueError):
-            frames = None  # the task keeps what was not taken
+            frames = None  # the task keeps the pieces that were not taken
         if frames is None:
             connection.unwatch(self._selector)
             connection.hang_up()

@@ -3,7 +3,7 @@
 The task of partition 0 leads, as ``hvdrun`` of node 0 does with ``--nnodes``: it makes the job's key, runs the
 rendezvous server and the supervisor of all ranks, and returns their results. The other tasks are relays. Spark's
 ``allGather`` carries the key and the address. Ranks are processes of their own under an agent, which ends them when the
-task's Python worker ends, for whatever reason.
+task's Python worker ends, for any reason.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Request:
         job: The name of the job, new for each submission.
         version: The driver's release of horovodlike.
         task: The pickle of the function with its arguments.
-        environ: Variables for the ranks, besides those of the executor.
-        executable: The Python interpreter of the ranks; that of the executor if None.
+        environ: Variables for the ranks, besides the executor's own.
+        executable: The Python interpreter of the ranks; the executor's if None.
         network_interface: The network between the hosts, as in the setting of this name.
         start_timeout: How long tasks and ranks wait for each other, in seconds.
         verbose: Whether decisions are explained.
@@ -97,7 +97,8 @@ class _Member:
         version: The release of horovodlike there.
         attempt: The number of this attempt of the task, which no other one has.
         earlier: The attempts of tasks of this job that were on this executor before.
-        leader: What only the task of partition 0 tells: key, job, address and ports. Or the ``trouble`` of any task.
+        leader: Facts that only the task of partition 0 reports: key, job, address and ports. Or the ``trouble`` of any
+            task.
     """
 
     host: str
@@ -363,13 +364,13 @@ class _Task:
 
 
 def ranks_of(hosts: list[str]) -> list[int]:
-    """Return the rank of each partition: hosts in the order of their lowest partitions, those of a host in a row."""
+    """Return the rank of each partition: hosts in the order of their lowest partitions, a host's ranks in a row."""
     order = sorted(range(len(hosts)), key=lambda number: (hosts.index(hosts[number]), number))
     return [order.index(number) for number in range(len(hosts))]
 
 
 def _environment(given: Mapping[str, str], gpus: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment of a rank: that of the executor, without Spark's secrets, and what was given."""
+    """Return the environment of a rank: the executor's, without Spark's secrets, and the given variables."""
     own = {name: value for name, value in os.environ.items() if not _OF_SPARK.fullmatch(name)}
     return {**own, **({VISIBLE: ",".join(gpus)} if gpus else {}), **given}
 

@@ -13,7 +13,7 @@ __all__ = ["Backend", "SparkBackend"]
 
 
 class Backend:
-    """The interface of what runs the training of an estimator. An own one may start the ranks in another way."""
+    """The interface that runs the training of an estimator. Your own one may start the ranks in another way."""
 
     def run(
         self,

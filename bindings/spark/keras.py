@@ -22,7 +22,7 @@ class KerasEstimator(HorovodEstimator):
     this process has, and returns a :class:`KerasModel`. After each epoch rank 0 writes a checkpoint to the store; a
     ``fit`` with the ``run_id`` of an earlier one continues after its last epoch.
 
-    Optimizer, loss, metrics and loss weights are those of ``compile()``; without an optimizer and a loss, those with
+    Optimizer, loss, metrics and loss weights are as for ``compile()``; without an optimizer and a loss, the ones with
     which the model has been compiled.
 
     Args:

@@ -59,7 +59,7 @@ def run(
     rank is a process of its own that the task starts. The function, its arguments and its result are sent by
     cloudpickle. The call blocks until all ranks have ended; an interrupt (KeyboardInterrupt) cancels the job.
     The function runs at most once on each rank, whatever ``spark.stage.maxConsecutiveAttempts`` says, except that Spark
-    Connect begins anew where *all* executors of a job are lost at the same time. May be called from several threads.
+    Connect restarts it if *all* executors of a job are lost at the same time. May be called from several threads.
 
     Args:
         fn: The function that each rank calls; it calls ``init()`` if it wants to communicate.
@@ -71,14 +71,14 @@ def run(
         use_mpi: No effect.
         use_gloo: No effect.
         extra_mpi_args: No effect.
-        env: Variables for the ranks, besides those of the executor. Those of this process are not sent.
-        stdout: Gets what the ranks write to standard output; ``sys.stdout`` if None. On classic Spark at once, if the
+        env: Variables for the ranks, besides the executor's own. Variables of this process are not sent.
+        stdout: Receives the ranks' standard output; ``sys.stdout`` if None. On classic Spark at once, if the
             executors can connect to the driver; on Spark Connect when the job has ended, the last 4 MiB of each rank.
         stderr: Likewise for standard error; ``sys.stderr`` if None. The executors' logs have all output at once.
         verbose: 0: only errors; 1: the output of the ranks; 2: decisions are explained, too.
         nics: The network between the executors: names of interfaces, or networks such as ``10.0.0.0/8``.
         prefix_output_with_timestamp: Whether each line of output begins with the time at which it was written.
-        executable: The Python interpreter of the ranks; that of the executor if None.
+        executable: The Python interpreter of the ranks; the executor's if None.
 
     Returns:
         The return values of the function, by rank. Ranks on one host of Spark are neighbours.
@@ -122,20 +122,20 @@ def run_elastic(
 ) -> list[T]:
     """Run a function as :func:`run` does, and again whenever ranks are lost, with the slots that are left.
 
-    The stage is the unit: if an executor or a rank is lost, all ranks end, and begin anew on ``min_num_proc`` to
+    The stage is the unit: if an executor or a rank is lost, all ranks end, and start again on ``min_num_proc`` to
     ``max_num_proc`` slots. Have the function keep its state with ``state.persist()`` in a folder that all executors
-    share: it continues from the last commit there. New executors are used when the job begins anew, not before.
+    share: it continues from the last commit there. New executors are used when the job restarts, not before.
 
     Args:
         fn: The function, with ``init()`` and a function that ``elastic.run`` has wrapped; run any number of times.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        num_proc: The number of ranks to begin with; ``spark.default.parallelism`` if None.
+        num_proc: The number of ranks at first; ``spark.default.parallelism`` if None.
         min_num_proc: The fewest ranks; ``num_proc`` if None.
         max_num_proc: The most ranks; ``num_proc`` if None.
         start_timeout: As for :func:`run`.
         elastic_timeout: How long to wait for ``min_num_proc`` slots after a loss, in seconds (600).
-        reset_limit: How many times the job may begin anew; any number if None.
+        reset_limit: How many times the job may restart; any number if None.
         env: As for :func:`run`.
         stdout: As for :func:`run`.
         stderr: As for :func:`run`.
@@ -150,7 +150,7 @@ def run_elastic(
 
     Raises:
         RankFailedError: Ranks were lost more than ``reset_limit`` times.
-        Exception: As for :func:`run`. What the function itself raises ends the job.
+        Exception: As for :func:`run`. An error of the function itself ends the job.
     """
     cluster = _driver.find_cluster()
     wanted = _number_of_ranks(cluster, num_proc)
@@ -188,7 +188,7 @@ def run_elastic(
 
 
 def _next_size(cluster: _driver.Cluster, least: int, most: int, patience: float) -> int:
-    """Return the number of ranks with which a job begins anew."""
+    """Return the number of ranks with which a job restarts."""
     found = _driver.wait_for_slots(cluster, least, patience, "min_num_proc", settle=patience)
     if found is None:
         return _driver.count_slots(cluster, least, most, patience, "min_num_proc")
@@ -276,7 +276,7 @@ def _submit(cluster: _driver.Cluster, num_proc: int, request: Request, make_outp
 def _caller_output(
     cluster: _driver.Cluster, num_proc: int, request: Request, make_output: _MakeOutput
 ) -> Iterator[CallerOutput | None]:
-    """Provide what takes the output of a job; None if the caller wants none."""
+    """Provide the receiver of a job's output; None if the caller wants none."""
     if not request.output:
         yield None
         return
@@ -290,7 +290,7 @@ def _caller_output(
 
 
 def _was_lost(outcome: Outcome) -> bool:
-    """Return whether a rank was killed, or failed because another one was lost: to begin anew may help."""
+    """Return whether a rank was killed, or failed because another one was lost: a restart may help."""
     return outcome.failure is not None and (outcome.failure.status < 0 or is_consequence(outcome.failure))
 
 

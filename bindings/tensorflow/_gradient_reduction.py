@@ -86,7 +86,7 @@ class GradientReduction:
     def register_local_layers(self, layers: Sequence[Any]) -> None:
         """Exclude the gradients of all variables of these layers from the reduction: make them local.
 
-        The layers need not be built yet: their variables are looked up in each call.
+        The layers may be unbuilt: their variables are looked up in each call.
         """
         self._local_layers.extend(layers)
 
@@ -107,7 +107,7 @@ class GradientReduction:
         if not self.process_set.included():
             return results
         of_layers = [one for layer in self._local_layers for one in layer.trainable_variables]
-        local = {id(one) for one in (*self._local, *of_layers)}  # by id, found anew in each call: copies have other ids
+        local = {id(one) for one in (*self._local, *of_layers)}  # by id, looked up in each call: copies have other ids
         reduced = []
         for i, (gradient, variable) in enumerate(zip(results, variables, strict=True)):
             if gradient is None:

@@ -151,7 +151,7 @@ def _options(reduction: Reduction) -> dict[str, Any]:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Return whether a gradient is sparse: has values for some of the rows only, as that of an embedding."""
+    """Return whether a gradient is sparse: has values for some of the rows only, as an embedding's gradient."""
     return isinstance(gradient, tf.IndexedSlices)
 
 

@@ -1,6 +1,6 @@
 """The module `keras.functions.objects` for tf_keras (Keras 2): functions on variables, models and optimizers.
 
-There are three kinds of optimizers. Those of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
+There are three kinds of optimizers. Optimizers of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
 ("legacy") have a method that aggregates the gradients of replicas. It is overridden and reduces gradients over the
 ranks. A LossScaleOptimizer calls this method of its inner optimizer before it checks whether gradients are finite.
 Optimizers of `tf.compat.v1.train` are wrapped as they are without Keras. Keras accepts them only in a graph of
@@ -66,7 +66,7 @@ def _of_tensorflow_1(optimizer: Any) -> Any:
 
 
 def is_built(optimizer: Any) -> bool:
-    """Return whether an optimizer has made its own variables, such as momenta, for those of the model."""
+    """Return whether an optimizer has made its own variables, such as momenta, for the model's variables."""
     optimizer = innermost(optimizer)
     if _is_legacy(optimizer):
         return bool(optimizer._hypers_created)
@@ -181,7 +181,7 @@ class Gradients:
         self.reduction.register_local(variable)
 
     def forget(self) -> None:
-        """Begin a step anew: drop the accumulated gradients."""
+        """Restart the step: drop the accumulated gradients."""
         self._aggregation.forget()
 
     def aggregate(self, pairs: Sequence[tuple[Any, Any]]) -> _Pairs:
@@ -252,7 +252,7 @@ class _New(_Wrapped):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Reduce the gradients, if that has not been done, and do what the wrapped optimizer does with them."""
+        """Reduce the gradients, if that has not been done, and apply them with the wrapped optimizer."""
         pairs = list(grads_and_vars)
         if not skip_gradients_aggregation and kwargs.get("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
@@ -274,7 +274,7 @@ class _Legacy(_Wrapped):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Reduce the gradients, if that has not been done, and do what the wrapped optimizer does with them."""
+        """Reduce the gradients, if that has not been done, and apply them with the wrapped optimizer."""
         apply: Any = super().apply_gradients  # type: ignore[misc]  # the optimizer's class comes next
         pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if not pairs:
@@ -296,7 +296,7 @@ def gradients_of(optimizer: Any) -> Gradients | None:
 
 
 def wrapped(optimizer: Any, options: Options, local: Local) -> Any:
-    """Return an optimizer that does what the given one does, with gradients reduced over the ranks."""
+    """Return an optimizer that works like the given one, with gradients reduced over the ranks."""
     inner, wrap = innermost(optimizer), partial(wrapped, options=options, local=local)
     if inner is not optimizer:
         scaled = wrap(inner)

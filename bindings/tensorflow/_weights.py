@@ -108,7 +108,7 @@ def factor(weight: Any, operation: str, name: str | None, process_set: ProcessSe
     Args:
         weight: From `of_step`.
         operation: The first operation that reduces gradients in a step without weights, and its name: on ranks that
-            disagree about weights this is the same name as that of a gradient, and so an error instead of a wait.
+            disagree about weights this is also a gradient's name, and so an error instead of a wait.
         name: This name.
         process_set: The ranks that take part.
 

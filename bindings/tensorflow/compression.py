@@ -17,7 +17,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor to send and whatever `decompress` needs to know about the original."""
+        """Return the tensor to send and a context for `decompress`, such as the original's dtype."""
         raise NotImplementedError
 
     @staticmethod
@@ -52,7 +52,7 @@ class _CastCompressor(Compressor):
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the tensor in the dtype `ctx`, which is that of the original tensor."""
+        """Return the tensor in the dtype `ctx`, the original tensor's."""
         return tf.cast(tensor, ctx)
 
 

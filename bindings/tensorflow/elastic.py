@@ -43,7 +43,7 @@ Array = np.ndarray[Any, Any]
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Do what :func:`horovodlike.elastic.run` does, for functions that use TensorFlow.
+    """Wrap a function that uses TensorFlow, as :func:`horovodlike.elastic.run` wraps other functions.
 
     In such functions, also in a graph and in `model.fit()`, a broken job raises an error of TensorFlow. It becomes a
     `HorovodInternalError`; other errors of TensorFlow are not changed.

@@ -160,7 +160,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function of one argument, the object, that does what `broadcast_object` does."""
+    """Return a function of one argument, the object, that works like `broadcast_object`."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

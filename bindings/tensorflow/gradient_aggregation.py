@@ -95,7 +95,7 @@ class LocalGradientAggregationHelper:
         return [] if self._counter is None else [self._counter.assign(0), *sums]
 
     def forget(self) -> None:
-        """Begin a step anew: drop the sums."""
+        """Restart the step: drop the sums."""
         self._zero()
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -63,27 +63,27 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def watch(self, tensor: Any) -> None:
-        """Do what `tf.GradientTape.watch` does."""
+        """Call `watch` of the wrapped tape."""
         self._inner.watch(tensor)
 
     def watched_variables(self) -> Any:
-        """Do what `tf.GradientTape.watched_variables` does."""
+        """Call `watched_variables` of the wrapped tape."""
         return self._inner.watched_variables()
 
     def stop_recording(self) -> Any:
-        """Do what `tf.GradientTape.stop_recording` does."""
+        """Call `stop_recording` of the wrapped tape."""
         return self._inner.stop_recording()
 
     def reset(self) -> None:
-        """Do what `tf.GradientTape.reset` does."""
+        """Call `reset` of the wrapped tape."""
         self._inner.reset()
 
     def jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """Do what `tf.GradientTape.jacobian` does, without a reduction over the ranks."""
+        """Call `jacobian` of the wrapped tape, without a reduction over the ranks."""
         return self._inner.jacobian(*arguments, **more)
 
     def batch_jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """Do what `tf.GradientTape.batch_jacobian` does, without a reduction over the ranks."""
+        """Call `batch_jacobian` of the wrapped tape, without a reduction over the ranks."""
         return self._inner.batch_jacobian(*arguments, **more)
 
 
@@ -156,9 +156,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     weight: Weight = None,
 ) -> Any:
-    """Do what `DistributedGradientTape` does, but do not reduce the gradients of some layers.
+    """Wrap a tape like `DistributedGradientTape`, but do not reduce the gradients of some layers.
 
-    `local_layers` is a layer of Keras 3 or tf_keras (Keras 2), or a list of layers. All other arguments are those of
+    `local_layers` is a layer of Keras 3 or tf_keras (Keras 2), or a list of layers. All other arguments are as for
     `DistributedGradientTape`; with `scale_local_gradients` the gradients of these layers are divided by the number of
     ranks.
 

@@ -36,12 +36,12 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         self._reduction.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Do what the wrapped optimizer does, and reduce the gradients over the ranks."""
+        """Call the wrapped optimizer's method, and reduce the gradients over the ranks."""
         gradients, variables = zip(*self._optimizer.compute_gradients(*args, **kwargs), strict=True)
         return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does, but only in the last of the passes that make a step."""
+        """Call the wrapped optimizer's method, but only in the last of the passes that make a step."""
         return self._aggregation.apply_gradients(
             lambda: self._optimizer.apply_gradients(*args, **kwargs), self, *args, **kwargs
         )
@@ -50,15 +50,15 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         self._optimizer._create_slots(var_list)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the wrapped optimizer's method."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the wrapped optimizer's method."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the wrapped optimizer's method."""
         return self._optimizer.variables(*args, **kwargs)
 
 
@@ -80,7 +80,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     weight: Weight = None,
 ) -> Any:
-    """Return an optimizer that does what the given one does, with gradients reduced over the ranks.
+    """Return an optimizer that works like the given one, with gradients reduced over the ranks.
 
     Args:
         optimizer: A Keras optimizer, or one of `tf.compat.v1.train`.

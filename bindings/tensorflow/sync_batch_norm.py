@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"_\d+$")
 
 @keras.saving.register_keras_serializable("horovodlike")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # has no annotations
-    """Normalizes by mean and variance of the batches of all ranks together, whatever the size of each.
+    """Normalizes by mean and variance of the batches of all ranks together, also of different sizes.
 
     Args:
         fused: Must be False: a fused kernel computes the mean and variance of one rank's batch only.
@@ -92,7 +92,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _name_now(self, part: str) -> str | None:
         if tf.executing_eagerly():
-            return None  # an unnamed operation gets a number
+            return None  # an unnamed operation receives a number
         # Names and name scopes of Keras contain numbers by which it counts the layers made in a process. They are left
         # out, because rank 0 may have made another model before. Layers of one name, and several calls of a layer, are
         # distinguished by the order in which they are traced.

@@ -96,7 +96,7 @@ def _number(call: _Call, set_id: int) -> torch.Tensor | None:
 
 
 def _rows(call: _Call, tensors: Tensors) -> Sequence[int] | None:
-    """Return the sizes of the results' first dimension; None if they are those of the tensors."""
+    """Return the sizes of the results' first dimension; None if they equal the tensors' sizes."""
     if call.kind == Kind.ALLGATHER:
         return [FOUND_OUT for _ in tensors]
     if call.kind == Kind.REDUCESCATTER:
@@ -187,6 +187,6 @@ if IS_AVAILABLE:
     for _function in _TRACED_AS_THEY_ARE:
         del _function._torchdynamo_disable
     for _function, _traced in TRACED:
-        # torch marks its own wrappers in this way with the function that it is to trace in their place.
+        # torch marks its own wrappers in this way with the function to trace in their place.
         # `torch.compiler.substitute_in_graph` would do as well, but imports the compiler.
         _function._torchdynamo_inline = _traced  # type: ignore[attr-defined]  # a mark

@@ -35,14 +35,14 @@ Servers = Literal["ranks", "dedicated"] | None
 
 
 class _AsynchronousOptimizer(Wrapper):
-    """The methods with which `DownpourOptimizer` and `EASGDOptimizer` override those of the wrapped optimizer's class.
+    """The methods with which `DownpourOptimizer` and `EASGDOptimizer` override the wrapped optimizer's methods.
 
     Used as a context manager, it closes itself at the end.
     """
 
     _reducing: torch.optim.Optimizer | None  # the `DistributedOptimizer` of the data-parallel set
     _exchange: ServerExchange
-    # In a data-parallel set, those of `DistributedOptimizer`.
+    # In a data-parallel set, the methods of `DistributedOptimizer`.
     synchronize: Callable[[], None]
     skip_synchronize: Callable[[], AbstractContextManager[None]]
 
@@ -51,10 +51,10 @@ class _AsynchronousOptimizer(Wrapper):
 
         Args:
             closure: Computes the loss and its gradients. Unless `local_update="step"`, Downpour calls it once, before
-                the step of the wrapped optimizer, which gets none.
+                the step of the wrapped optimizer, which receives none.
 
         Returns:
-            The return value of the wrapped optimizer's step; or that of the closure.
+            The return value of the wrapped optimizer's step, or of the closure.
 
         Raises:
             HorovodInternalError: A server is lost, or a reduction in the data-parallel set failed.
@@ -104,7 +104,7 @@ class _AsynchronousOptimizer(Wrapper):
         self._exchange.pull()
 
     def flush(self) -> None:
-        """Wait until the servers have carried out what this rank has sent.
+        """Wait until the servers have carried out this rank's updates.
 
         Raises:
             HorovodInternalError: A server is lost.
@@ -128,7 +128,7 @@ class _AsynchronousOptimizer(Wrapper):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the optimizer; after an exception without the other ranks, and without sending what is left."""
+        """Close the optimizer; after an exception without the other ranks, and without sending remaining updates."""
         if kind is None:
             self._exchange.close()
         else:
@@ -170,7 +170,7 @@ def DownpourOptimizer(
     process_set: ProcessSet = global_process_set,
     data_parallel_set: ProcessSet | None = None,
 ) -> _AsynchronousOptimizer:
-    """Wrap an optimizer so that each rank trains by itself and adds what it learns to parameters at the servers.
+    """Wrap an optimizer so that each rank trains by itself and adds its updates to parameters at the servers.
 
     Each step ends with the wrapped optimizer's own step. Every `send_frequency` steps the updates accumulated since the
     last time are sent, and the servers add them to their values. Every `update_frequency` steps, after the sending, the
@@ -179,7 +179,7 @@ def DownpourOptimizer(
 
     The result is an object of a subclass, with the same name, of the optimizer's class, and shares the optimizer's
     groups, state and hooks. `close` it at the end, or use it as a context manager. `pull()` copies the servers' values
-    to the parameters at any time, as before a checkpoint; `flush()` waits until what was sent has been added;
+    to the parameters at any time, as before a checkpoint; `flush()` waits until all sent updates have been added;
     `parameter_server` is the client itself, whose `receive(out=other.parameters())` leaves the parameters alone.
     Buffers of the model, as of batch normalization, stay each rank's own.
 
@@ -188,25 +188,25 @@ def DownpourOptimizer(
         named_parameters: `model.named_parameters()`, for names in errors and, in a data-parallel set, as in
             `DistributedOptimizer`.
         update_frequency: The number of steps from one copy of the servers' values to the next.
-        init_delay: The number of steps before the servers get the parameters, of the process set's first rank, and all
-            other ranks copy these. Until then each rank trains alone, and nothing is accumulated. With 0 the servers
-            get the parameters at once. All ranks wait for each other at this point.
+        init_delay: The number of steps before the servers receive the parameters of the process set's first rank, and
+            all other ranks copy these. Until then each rank trains alone, and nothing is accumulated. With 0 the
+            servers receive the parameters at once. All ranks wait for each other at this point.
         prefetch: How many steps before they are copied the values are asked for, from 0 to `update_frequency`. They
             arrive while the rank trains; updates that it makes meanwhile are in the next ones.
         send_frequency: The number of steps from one sending of updates to the next.
-        local_update: What is sent. "gradient": the sum of the gradients times -lr, the learning rate that the
-            parameter's group has when it is sent. "step": the changes that the wrapped optimizer's steps have made,
-            momentum and all. Or a function that gets the sum of the gradients of a parameter, which it may change, and
-            the parameter's group, and returns a tensor of the same shape and dtype.
+        local_update: The update that is sent. "gradient": the sum of the gradients times -lr, the learning rate that
+            the parameter's group has when it is sent. "step": the changes that the wrapped optimizer's steps have made,
+            momentum included. Or a function that takes the sum of the gradients of a parameter, which it may change,
+            and the parameter's group, and returns a tensor of the same shape and dtype.
         staleness: Stale synchronous parallel: a rank that is more steps than this ahead of the slowest one waits for
             it, at the end of its step. None: no rank waits.
         payload: As in `ParameterServer`: "bfloat16" or "int8" for fewer bytes to send.
-        servers: As in `ParameterServer`: "ranks" or "dedicated". None: those that `hvdrun --servers` has started, if it
-            has, or else the ranks of the process set.
+        servers: As in `ParameterServer`: "ranks" or "dedicated". None: the servers that `hvdrun --servers` has started,
+            if any, or else the ranks of the process set.
         process_set: The ranks that share the servers, which TorchMPI calls the sharding communicator.
         data_parallel_set: Ranks with this one that train as one client: their gradients are averaged in each step, as
-            by `DistributedOptimizer`, only the first of them sends and receives, and it broadcasts what it has got. It
-            must be in `process_set`, others may be. None: each rank is a client.
+            by `DistributedOptimizer`, only the first of them sends and receives, and it broadcasts the received values.
+            It must be in `process_set`, others may be. None: each rank is a client.
 
     Raises:
         HorovodInternalError: A server is lost.
@@ -249,8 +249,8 @@ def EASGDOptimizer(
 ) -> _AsynchronousOptimizer:
     """Wrap an optimizer so that each rank trains by itself, and draws a centre at the servers and itself together.
 
-    Elastic averaging SGD: every `update_frequency` steps, the tau of the paper, a rank with the parameters x gets the
-    centre c, subtracts alpha * (x - c) from its parameters, and has the servers add the same to the centre. Between
+    Elastic averaging SGD: every `update_frequency` steps, the tau of the paper, a rank with the parameters x receives
+    the centre c, subtracts alpha * (x - c) from its parameters, and has the servers add the same to the centre. Between
     these the ranks explore by themselves. The centre is the model that is trained: `pull()` copies it to the
     parameters, for evaluation or at the end.
 

@@ -32,7 +32,7 @@ class DataParallel(torch.nn.Module):
     """A module that splits each batch over devices of this process, as `torch.nn.DataParallel` does, also over CPUs.
 
     The first device applies the module itself, each other device a replica, in a thread of its own, with an equal part
-    of the batch. Results, gradients and parameters after a step are those of the module on the whole batch, except for
+    of the batch. Results, gradients and parameters after a step are as if the module had the whole batch, except for
     layers that look at the batch as a whole: batch normalization sees each device's part, and the module keeps the
     running statistics of the first. Gradients are added in the same order in each run.
 
@@ -45,8 +45,8 @@ class DataParallel(torch.nn.Module):
     All tensors in the arguments, also in nested dicts, lists, tuples and named tuples, are split along `dim` as
     `torch.chunk` does; a batch smaller than the number of devices uses fewer of them. Other arguments go to all
     replicas as they are. Outputs are joined along `dim`; tensors without dimensions become a vector, one value for each
-    device in use. Other outputs must be equal. Hooks of the module run once for each device. What the forward pass
-    stores in attributes is kept of the first device only.
+    device in use. Other outputs must be equal. Hooks of the module run once for each device. Attributes that the
+    forward pass sets are kept from the first device only.
 
     Calls by several threads wait for each other. With one device, or none, calls go to the module as they are.
 
@@ -114,7 +114,7 @@ class DataParallel(torch.nn.Module):
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any], device_ids: Sequence[torch.device]
     ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
-        """Split the arguments into those of each device; there may be fewer than devices."""
+        """Split the arguments into parts for the devices; there may be fewer parts than devices."""
         return nested.scatter(inputs, kwargs, [_place(device) for device in device_ids], self.dim)
 
     def replicate(self, module: torch.nn.Module, device_ids: Sequence[torch.device]) -> list[torch.nn.Module]:

@@ -28,7 +28,7 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite the parameters of every rank, in place, with those of the root rank.
+    """Overwrite the parameters of every rank, in place, with the root rank's parameters.
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or an iterable of tensors. Entries that are None

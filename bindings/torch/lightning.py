@@ -124,7 +124,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
 
     Starts the job (`init()`) if the script has not. All ranks begin with the parameters, buffers and optimizer states
     of the first rank. After each backward pass, except passes that only accumulate, gradients are averages over the
-    ranks: `on_after_backward`, clipping and the optimizer see what one process with the whole batch would. The learning
+    ranks: `on_after_backward`, clipping and the optimizer see them as in one process with the whole batch. The learning
     rate is not scaled. Each rank keeps its own buffers, such as the statistics of batch normalization.
 
     Args:

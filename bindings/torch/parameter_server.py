@@ -27,7 +27,7 @@ class ParameterServer(parameter_server.ParameterServer):
     """Tensors whose elements are split evenly among servers: see `horovodlike.parameter_server.ParameterServer`.
 
     Tensors in the memory of the host are sent and received without copies. Those on a GPU are copied there, to it and
-    from it, in the call and in `wait`. Autograd does not see what is received: receive into the parameters of a model
+    from it, in the call and in `wait`. Autograd does not see received values: receive into the parameters of a model
     only when no backward pass needs their present values, as before the forward pass.
 
     Args:
@@ -53,8 +53,8 @@ class ParameterServer(parameter_server.ParameterServer):
         """Update the elements with as many others.
 
         Args:
-            value: A tensor, or several tensors, like those of the constructor. None: the gradients of those of the
-                constructor; a parameter without a gradient counts as one with zeros.
+            value: A tensor, or several tensors, shaped like the constructor's. None: the gradients of the constructor's
+                tensors; a parameter without a gradient counts as one with zeros.
             rule: As for `horovodlike.parameter_server.ParameterServer.send`.
             **arguments: The arguments of the rule.
         """
@@ -69,7 +69,7 @@ class ParameterServer(parameter_server.ParameterServer):
         """Receive all elements into tensors.
 
         Args:
-            out: A tensor, or several tensors, like those of the constructor; None: those of the constructor.
+            out: A tensor, or several tensors, shaped like the constructor's; None: the constructor's tensors.
 
         Returns:
             A handle, whose `wait` returns the tensors.
@@ -97,7 +97,7 @@ class ParameterServer(parameter_server.ParameterServer):
         return hosted[0] if self._single and len(hosted) == 1 else hosted
 
     def _back(self, tensors: list[Any], hosted: Any) -> Any:
-        """Copy to the GPU what was received for it; return the tensors."""
+        """Copy the values received for tensors on a GPU there; return the tensors."""
         with torch.no_grad():
             for tensor, memory in zip(tensors, hosted if isinstance(hosted, list) else [hosted], strict=True):
                 if tensor.device.type != "cpu":

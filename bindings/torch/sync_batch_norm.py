@@ -37,7 +37,7 @@ class _Layer:
     recorded: int = 0
 
 
-# A layer gets its number when it is first synchronized, because that order is the same on all ranks, whereas one rank
+# A layer is numbered when it is first synchronized, because that order is the same on all ranks, whereas one rank
 # may have made more layers than another. Numbers begin with 0 at each init(), as they do on new ranks of the job.
 _layers: WeakKeyDictionary[_BatchNorm, _Layer] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()
@@ -83,7 +83,7 @@ def _whole_batch(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[t
 def _gathered(
     local: torch.Tensor, count: torch.Tensor, name: str, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather the ranks' moments and counts; separately for moments on a GPU, so that counts need not wait for it."""
+    """Gather the ranks' moments and counts; separately for moments on a GPU, so that counts do not wait for it."""
     if not gpu.is_on_gpu(local):
         moments, counts = grouped_allgather([local.cpu(), count], name, process_set)
         return moments, counts
@@ -172,9 +172,9 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalization that in training sees the batches of all ranks as one.
 
     Replaces `torch.nn.BatchNorm1d`, `2d` and `3d`, on CPU and GPU tensors. Output, gradients and running statistics
-    are those of the replaced layer on the joined batch. As for any layer, the gradients of weight and bias are those
-    of the rank's own share, which `DistributedOptimizer` averages. In evaluation mode, and with one rank, nothing is
-    sent and the layer does what the replaced layer does.
+    are the same as with the replaced layer on the joined batch. As for any layer, the gradients of weight and bias come
+    from the rank's own share, and `DistributedOptimizer` averages them. In evaluation mode, and with one rank, nothing
+    is sent and the layer works like the replaced layer.
 
     The ranks' batches may be of different sizes, and empty. All ranks have to run the same layers forward and
     backward in the same order. This includes a rank with an empty batch, whose loss must depend on its (empty) output.

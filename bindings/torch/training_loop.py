@@ -62,7 +62,7 @@ class Engine:
     rank makes the same step. Training begins with rank 0's parameters, buffers and optimizer state on all ranks. `data`
     of `train` gives each rank its share.
 
-    *Hooks* are functions that get a `LoopState`. They are called at these points: `start`, `start_epoch`; for each
+    *Hooks* are functions that take a `LoopState`. They are called at these points: `start`, `start_epoch`; for each
     batch `sample` (it is on the device), `forward` and `loss`, which may replace the sample, the output and the loss,
     `backward` (of this rank; in mode "overlapped" its gradients may be in flight and must not be changed),
     `before_update` (`param.grad` is reduced: the place to clip), `after_update`; `end_epoch` (`metrics` has the
@@ -89,15 +89,15 @@ class Engine:
         op: Average, or Sum, for which the learning rate must be scaled.
         prefetch: The number of batches that a thread reads and copies to the device ahead, on a GPU on a stream of its
             own; with 0 there is no thread. A `DynamicPartition` is read ahead only if it has `record="manual"`.
-        check: Compare the parameters of all ranks after every so many steps, with `check_consistency`; 0: never.
-        hooks: By point, a function or several.
-        metrics: By name, functions `metric(output, targets)` that return a number or a tensor of one element: the mean
+        check: Compare the parameters of all ranks after every `check` steps, with `check_consistency`; 0: never.
+        hooks: A function, or several, for each point.
+        metrics: Functions `metric(output, targets)`, by name, that return a number or a tensor of one element: the mean
             over the samples of the batch.
-        read: Makes `(inputs, targets)` of what the data yield, in the thread that reads ahead; needed for partitions.
+        read: Makes `(inputs, targets)` of a batch of the data, in the thread that reads ahead; needed for partitions.
         checkpoint: A file to which rank 0 writes the state, and from which a new job continues (`State.persist`). The
             states of all ranks' generators of random numbers belong to it, and are used if there are as many ranks.
-        commit_every: Commit, and write the file, after every so many steps too; 0: at the end of each epoch only. A
-            commit copies the state in memory.
+        commit_every: Commit, and write the file, also after every `commit_every` steps; 0: at the end of each epoch
+            only. A commit copies the state in memory.
         elastic: Continue when ranks come and go, as `horovodlike.torch.elastic.run` does, from the last commit.
         state: More values that change, by name, such as learning rate schedules: checkpoints and new ranks have them.
         progress: Have rank 0 print a line for each epoch, and show a bar on terminals where `rich` is installed.
@@ -169,7 +169,7 @@ class Engine:
         return TorchState(**own, **more)
 
     def train(self, data: Iterable[Any], epochs: int) -> dict[str, float]:
-        """Train until so many epochs are done, those of earlier calls and of the job that is continued included.
+        """Train until `epochs` epochs are done, including epochs of earlier calls and of the job that is continued.
 
         Collective. An epoch that was interrupted continues after the last commit: with the samples that are left if
         `data` is a `DynamicPartition` or a `DataLoader` over an `ElasticSampler`, else after as many batches. Those are
@@ -177,8 +177,8 @@ class Engine:
         `batch_sampler` is called where it exists.
 
         Args:
-            data: An iterable that yields this rank's batches of an epoch, pairs `(inputs, targets)`, or what `read`
-                takes. Tensors in nested dictionaries, lists and tuples are copied to the model's device. If `elastic`,
+            data: An iterable that yields this rank's batches of an epoch: pairs `(inputs, targets)`, or arguments of
+                `read`. Tensors in nested dictionaries, lists and tuples are copied to the model's device. If `elastic`,
                 each iteration must divide the data among the ranks that there are then.
             epochs: The number of epochs.
 
@@ -190,7 +190,7 @@ class Engine:
             MismatchError: The parameters differ between the ranks (`check`); all ranks raise it. The job continues.
             HorovodInternalError: The job is broken, or another rank has raised an exception.
             TypeError: `data`, a batch or an argument has a wrong type.
-            ValueError: `data` cannot be used, or no rank gets a batch; or `epochs` is negative.
+            ValueError: `data` cannot be used, or no rank receives a batch; or `epochs` is negative.
         """
         epochs = count("epochs", epochs)
         source = self._source(data)
@@ -238,7 +238,7 @@ class Engine:
         return BatchSource(data, self._read, device, self._prefetch)
 
     def _train_once(self, state: Any, source: BatchSource, epochs: int) -> None:
-        """Begin with rank 0's state, or with that of the checkpoint, and train; an error ends the job."""
+        """Begin with rank 0's state, or with the checkpoint's state, and train; an error ends the job."""
         with _others_do_not_wait(), state._departure():
             if not self._commits:
                 broadcast_parameters(self.model.state_dict(), 0)
@@ -250,7 +250,7 @@ class Engine:
 
     def _train(self, state: Any, source: BatchSource, epochs: int) -> None:
         loop = self._loop
-        loop.sample, loop.output, loop.loss = (None, None), None, None  # those of a step that an elastic job has lost
+        loop.sample, loop.output, loop.loss = (None, None), None, None  # of a step that an elastic job has lost
         loop.metrics = state.metrics
         self._call("start")
         before = self._continue_from_commit(source)

@@ -134,7 +134,7 @@ def establish(
     key: JobKey | None = None,
     meeting: Meeting | None = None,
 ) -> JobContext:
-    """Find the other ranks of the job and set up what this host's ranks share.
+    """Find the other ranks of the job and set up the resources that this host's ranks share.
 
     Collective: every rank calls it, any number of times, and closes each context before the next call. A job of one
     rank uses neither the network nor a file. The job's key is removed from the environment, so that child processes do

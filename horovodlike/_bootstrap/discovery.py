@@ -166,7 +166,7 @@ def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[Jo
 
 
 def _discover(discovery: Discovery, place: RankInfo, config: Config) -> Rendezvous:
-    """Connect to rank 0's server. Retry until the start timeout: the endpoint may still be that of a crashed job."""
+    """Connect to rank 0's server. Retry until the start timeout: the endpoint may still be a crashed job's."""
     deadline = time.monotonic() + config.start_timeout
     pause = 0.002
     found = "there was nothing"
@@ -205,7 +205,7 @@ class _GivenAddress:
         self.where = f"at {self._given.hosts}:{self._given.port}"
 
     def choose_endpoint(self) -> Endpoint:
-        """Return an endpoint with those of the given addresses that this host has.
+        """Return an endpoint with the given addresses that this host has.
 
         Raises:
             RendezvousError: The host has none of them, or only loopback addresses, which other hosts cannot reach.

@@ -98,7 +98,7 @@ def _both(name: str) -> Names:
     return (f"HOROVODLIKE_{name}", f"HOROVOD_{name}")
 
 
-# Slurm's reserved step numbers: interactive, batch, extern, pending. Their task count is that of the allocation.
+# Slurm's reserved step numbers: interactive, batch, extern, pending. Their task count is the allocation's.
 _SLURM_NO_STEP = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 _LAUNCHERS = (

@@ -1,4 +1,4 @@
-"""The connections between ranks of different hosts, made and authenticated before the engine gets them.
+"""The connections between ranks of different hosts, made and authenticated before the engine receives them.
 
 Every rank listens on one address, and sends it to the others through the rendezvous, where it cannot be forged. Of two
 ranks the higher one connects. A new connection must authenticate within a few seconds; until then its buffer holds one
@@ -24,7 +24,7 @@ from horovodlike.errors import RendezvousError
 
 CONTROL, DATA, MESSAGES = int(lib.HVL_CONTROL), int(lib.HVL_DATA), int(lib.HVL_MESSAGES)
 
-_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of the reports of all ranks together
+_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # the size of the reports of all ranks together
 _SHOWN_PAIRS = 8
 _UNSENT_BYTES = 256 << 10
 

@@ -30,7 +30,7 @@ _MOST_PENDING = 64
 
 @dataclass(eq=False)
 class _Attempt:
-    """A connection that this rank begins, and the state of its handshake."""
+    """A connection that this rank opens, and the state of its handshake."""
 
     connection_id: ConnectionId
     connection: socket | None = None
@@ -66,7 +66,7 @@ class Builder:
         Args:
             rank: This rank.
             connection_ids: The connections that this rank must have.
-            addresses: By rank, the address and port at which the rank listens.
+            addresses: The address and port at which each rank listens, by rank.
             key: The mesh's key.
             listener: The socket on which this rank listens; the caller closes it.
             timeout: Seconds until :meth:`run` gives up the connections that are still missing.
@@ -125,7 +125,7 @@ class Builder:
         elif data.connection is not None:
             self._continue(data)
 
-    # Connections that other ranks begin.
+    # Connections that other ranks open.
 
     def _answer_hello(self, pending: PendingConnection, hello: bytes) -> None:
         try:
@@ -141,7 +141,7 @@ class Builder:
         self.done[connection_id] = (self._pending.release(pending), keys)
         self._awaited.discard(connection_id)
 
-    # Connections that this rank begins.
+    # Connections that this rank opens.
 
     def _begin_attempts(self, now: float) -> None:
         for attempt in [each for each in self._resting if each.again_at <= now]:

@@ -1,4 +1,4 @@
-"""The place of a process among the nodes of a job, and what it is read from."""
+"""The place of a process among the nodes of a job, and the facts from which it is read."""
 
 import json
 import re
@@ -18,7 +18,7 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among the nodes of a job; what a platform does not tell is None or empty.
+    """The place of this process among the nodes of a job; facts that a platform does not provide are None or empty.
 
     Attributes:
         platform: The name of the platform.
@@ -29,11 +29,11 @@ class Place:
         port: The port at which node 0 can listen.
         ranks: The number of ranks of this node; or ``gpu``, ``cpu``, ``auto`` (GPUs, else processors) or ``gpu or 1``.
         hostfile: A file with all hosts, which ssh reaches from here: this process runs on one of them only.
-        discovery: A program that prints those that can be used now.
-        slots: The slots of a host that it prints without a number.
+        discovery: A program that prints the hosts that can be used now.
+        slots: The slots of a host that the program prints without a number.
         ssh_options: The options that the platform gives to ssh.
         settings: Settings that fit the platform.
-        key_advice: How the nodes get a key there.
+        key_advice: How to provide the nodes with a key there.
     """
 
     platform: str
@@ -146,14 +146,14 @@ def read_json(text: str, source: str) -> Any:
 
 
 def read_mapping(found: Any, source: str) -> dict[str, Any]:
-    """Return what JSON has as an object."""
+    """Return a JSON value that must be an object."""
     if not isinstance(found, dict):
         raise ConfigError(f"{source} is no JSON object, but {found!r:.80}; --no-detect ignores it")
     return found
 
 
 def read_names(found: Any, source: str) -> list[str]:
-    """Return what JSON has as a list of names, at least one."""
+    """Return a JSON value that must be a list of names, at least one."""
     if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
         raise ConfigError(f"{source} is no list of names, but {found!r:.80}; --no-detect ignores it")
     return found

@@ -11,7 +11,7 @@ from horovodlike._bootstrap.place import OWN_NAMES, Facts, Place
 from horovodlike._bootstrap.platforms import PLATFORMS, sagemaker_folder
 from horovodlike.errors import ConfigError
 
-# Any of these variables shows that the process is a rank already: those of a job are no place for another one.
+# Any of these variables shows that the process is a rank already: a job's ranks are no place for another job.
 _OF_A_RANK = ("HOROVODLIKE_RANK", "HOROVOD_RANK", "TORCHELASTIC_RUN_ID")
 
 

@@ -1,6 +1,6 @@
 """The platforms that start the same command once on each node of a job: one table, each row with its source.
 
-:data:`PLATFORMS` says what shows that a process runs on a platform, and how its place is read there.
+:data:`PLATFORMS` says how to recognise each platform, and how a process's place is read there.
 """
 
 import re
@@ -237,7 +237,7 @@ def _azure_mpi(facts: Facts) -> Place | None:
     nnodes = read_number(facts.get("OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE", 1)
     number = read_number(facts.get("OMPI_COMM_WORLD_RANK"), "OMPI_COMM_WORLD_RANK")
     check_number("Azure ML", nnodes, number, evidence)
-    host, _ = split_address(facts.get(address), address)  # the port is that of Azure Batch itself
+    host, _ = split_address(facts.get(address), address)  # the port belongs to Azure Batch itself
     return Place("Azure ML", evidence, nnodes, number, host, PORT, "gpu or 1", settings=_POD, key_advice=_AZURE)
 
 
@@ -262,7 +262,7 @@ def _azure_torch(facts: Facts) -> Place | None:
     return Place("Azure ML", evidence, nnodes, number, host, port, "gpu or 1", settings=_POD, key_advice=_AZURE)
 
 
-# With one of these RANK is that of a process, as in scripts for Slurm; newer PyTorchJobs have PET_*, and other values.
+# With one of these, RANK numbers processes, as in scripts for Slurm; newer PyTorchJobs have PET_*, and other values.
 _OF_A_PROCESS = ("LOCAL_RANK", "PET_NNODES", "SLURM_JOB_ID")
 
 

@@ -179,7 +179,7 @@ class Rendezvous:
         self._ask(encode({"do": "publish", "payload": address}), SERVERS, self._timeout)
 
     def find_servers(self) -> list[Any]:
-        """Return what each server of parameters has published; wait until all of them have.
+        """Return the address that each parameter server has published; wait until all of them have.
 
         Raises:
             RendezvousError: A server has not published its address in time, or the rendezvous server is lost.
@@ -233,7 +233,7 @@ class Rendezvous:
             raise RendezvousError("this rank has left the rendezvous")
         deadline = time.monotonic() + timeout
         try:
-            with contextlib.suppress(ConnectionError):  # what the server sent before it closed can still be received
+            with contextlib.suppress(ConnectionError):  # messages sent before the end can still be received
                 self._channel.send(encoded, deadline)
             while True:
                 answer = json.loads(self._channel.receive(deadline))

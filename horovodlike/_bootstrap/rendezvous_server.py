@@ -73,8 +73,8 @@ class RendezvousServer:
         self._port = 0
         self._once = once
         self._num_servers = servers
-        self._addresses: dict[int, Any] = {}  # of the servers of parameters
-        self._asking: list[Connection] = []  # for these addresses, until all are known
+        self._addresses: dict[int, Any] = {}  # addresses of the parameter servers
+        self._asking: list[Connection] = []  # ranks that wait for these addresses, until all are known
         self._job = None if job is None else job_digest(job)
         self._state = RendezvousState(size)
         self._members: dict[int, Connection] = {}
@@ -122,7 +122,7 @@ class RendezvousServer:
         self._thread.start()
 
     def exited(self, rank: int, reason: str) -> None:
-        """Note that the process of a rank has exited: ranks that wait for it now or later get an error at once.
+        """Note that the process of a rank has exited: ranks that wait for it now or later receive an error at once.
 
         Callable from any thread while the server runs; does nothing once it has been closed.
 
@@ -282,7 +282,7 @@ class RendezvousServer:
             del self._members[connection.rank]
 
     def _reply(self, replies: list[Reply]) -> None:
-        encoded: dict[int, bytes] = {}  # many ranks get the same reply
+        encoded: dict[int, bytes] = {}  # many ranks receive the same reply
         for reply in replies:
             member = self._members.get(reply.rank)
             if member is None:

@@ -1,8 +1,8 @@
 """The memory that the ranks of a host share: one segment, made by local rank 0 and opened by the others.
 
 Two ranks are on the same host only if a test succeeds: each one must find, at the start of the memory that it
-opened, the random token that local rank 0 wrote there. Ranks that cannot share memory are on different hosts, whatever
-else they have in common.
+opened, the random token that local rank 0 wrote there. Ranks that cannot share memory count as on different hosts,
+even if they have everything else in common.
 
 The first choice is an anonymous memory file, to which no limit of /dev/shm applies and which no crash can leave behind;
 the others open it through ``/proc``. Where that is forbidden, the segment is a file in /dev/shm, unlinked when all have
@@ -304,9 +304,9 @@ def open_and_verify(path: str, num_bytes: int, token: bytes, flags: int, *, is_s
     """Open the shared memory of another process, by its path and with these flags of ``open()``.
 
     Args:
-        path: Where it is.
+        path: The path of the memory.
         num_bytes: Its size.
-        token: What :func:`write_token` wrote there.
+        token: The token that :func:`write_token` wrote there.
         flags: More flags of ``open()``.
         is_sealed: Demand that no process can shrink it, as with :func:`make_memfd`.
 

@@ -1,4 +1,4 @@
-"""The table of hosts: which ranks share a host, from what every rank reports about itself. Pure.
+"""The table of hosts: which ranks share a host, from the facts that every rank reports about itself. Pure.
 
 Ranks share a host if they have the same node name from the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place),
 kernel, process namespace and network namespace, and then succeed in sharing memory
@@ -68,7 +68,7 @@ class HostFacts:
 
 
 def boot_id() -> str:
-    """Return what the kernel calls its current run, or an empty string if it does not tell."""
+    """Return the kernel's id of its current run, or an empty string if it has none."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
     return ""
@@ -85,7 +85,7 @@ class HostTable:
     """The hosts of a job, numbered by their lowest ranks.
 
     Attributes:
-        ranks: By host, the host's ranks in ascending order: the position of a rank is its local rank.
+        ranks: The ranks of each host in ascending order: the position of a rank is its local rank.
         facts: The facts that each rank reports, by rank.
     """
 

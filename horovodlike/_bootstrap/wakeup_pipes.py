@@ -41,7 +41,7 @@ class WakeupPipes:
 
 
 def open_wakeup_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int]) -> WakeupPipes:
-    """Make this rank's pipe and open those of its host's ranks. Collective over all hosts.
+    """Make this rank's pipe and open the pipes of its host's ranks. Collective over all hosts.
 
     Args:
         rendezvous: The connection to the other ranks.

@@ -76,7 +76,7 @@ def reduce_op(op: Any, operation: str, *, adasum: bool = True) -> int:
 
 
 def op_of_average(op: int | None, average: bool, stacklevel: int = 4) -> int:
-    """Return the reduction that the deprecated argument `average` asks for; `stacklevel` is that of the warning.
+    """Return the reduction that the deprecated argument `average` asks for; the warning has this `stacklevel`.
 
     Raises:
         ValueError: `op` is given as well.

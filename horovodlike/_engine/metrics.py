@@ -24,7 +24,7 @@ class Straggler(TypedDict):
     """The time that the other ranks have waited for one rank."""
 
     times_late: int
-    """How often this rank was the last one to have a tensor ready, a millisecond or more after the first rank."""
+    """The number of times that this rank had a tensor ready last, a millisecond or more after the first rank."""
     seconds_waited_for: float
     """The time from the first ready rank to this one, over all tensors for which this one was the last. Time in which
     several tensors are waited for counts once."""
@@ -44,20 +44,20 @@ class Metrics(TypedDict):
     negotiated_in_full: int
     """The number of requests that were described in full, because the ranks had not agreed on them before."""
     negotiation_seconds: float
-    """The time of all executed requests from enqueue to the begin of the batch: until all ranks were ready, and the
+    """The time of all executed requests from enqueue to the start of the batch: until all ranks were ready, and the
     batches before were done."""
     execution_seconds: float
-    """The time of all batches from begin to end."""
+    """The time of all batches from start to end."""
     waiting_seconds: float
     """The time in which a request waited, for other ranks or to be negotiated, and no batch was executed, up to now."""
     communicating_seconds: float
-    """The time in which a batch was executed, up to now. What is in neither is the rank's own."""
+    """The time in which a batch was executed, up to now. The time in neither counter is the rank's own."""
     peer_wait_seconds: float
     """The part of ``execution_seconds`` in which this rank waited for other ranks."""
     blocked_seconds: float
     """The time in which threads of this rank were blocked until their requests were complete: waiting for other ranks,
-    and communication that nothing else hid. In a graph of TensorFlow no thread waits: all the time counts in which its
-    requests were in flight."""
+    and for communication that was not overlapped. In a graph of TensorFlow no thread waits: all the time counts in
+    which its requests were in flight."""
     in_flight: int
     """The number of requests that are enqueued and not complete now; at least the number of threads that wait
     for a result, such as a message."""
@@ -73,17 +73,17 @@ class Metrics(TypedDict):
     bytes_by_staging: int
     """Likewise, of batches on GPUs of which all or a part went through the memory of the host."""
     steps: int
-    """How many steps `step()`, an optimizer or a callback has marked."""
+    """The number of steps that `step()`, an optimizer or a callback has marked."""
     step_seconds: float
-    """The time from the mark of the first step to that of the last."""
+    """The time from the mark of the first step to the mark of the last."""
     samples: float
-    """The samples of these steps that `step()` was told."""
+    """The samples of these steps that were passed to `step()`."""
     failed_writes: int
-    """How many commits of elastic training could not be written to disk, since the process began."""
+    """The number of commits of elastic training that could not be written to disk, since the process started."""
     shared_memory_bytes: int
     """The number of bytes of shared memory of this host, divided by the number of its ranks."""
     stragglers: list[Straggler]
-    """The straggler statistics of each rank, by rank: of those on the first host, and only there; else zeros."""
+    """The straggler statistics by rank: measured on the first host only, for its own ranks; all others are zeros."""
 
 
 class CollectiveRecord(TypedDict):
@@ -98,7 +98,7 @@ class CollectiveRecord(TypedDict):
     bytes: int
     process_set: int
     enqueued: float
-    """When the first of the requests was enqueued on this rank."""
+    """The time at which the first of the requests was enqueued on this rank."""
     begun: float
     ended: float | None
     """None if the collective has not ended."""
@@ -148,8 +148,8 @@ def metrics() -> Metrics:
 def flight_recorder() -> list[CollectiveRecord]:
     """Return the last collectives of this rank, the oldest first; ``HOROVODLIKE_FLIGHT_RECORDER_SIZE`` at most.
 
-    A collective that still runs has no end. Requests that wait for other ranks have not begun and are not included; the
-    file that is written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) lists them.
+    A collective that still runs has no end. Requests that wait for other ranks have not started and are not included;
+    the file that is written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) lists them.
     """
     return _records(lib.hvl_get_collective_records())
 
@@ -162,7 +162,7 @@ def sample_collectives(after: int, most: int) -> tuple[list[CollectiveRecord], i
 
     Args:
         after: The number.
-        most: How many to return at most.
+        most: The most collectives to return.
     """
     number = ffi.new("uint64_t *", after)
     return _records(lib.hvl_sample_collectives(number, most)), number[0]

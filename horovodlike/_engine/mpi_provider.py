@@ -1,9 +1,10 @@
 """MPI as the data plane of collectives: the functions of ``hvl_external`` (hvl.h), implemented with mpi4py.
 
-The engine's thread calls them, one at a time and on all members of a team in the same order. They begin MPI's
+The engine's thread calls them, one at a time and on all members of a team in the same order. They start MPI's
 nonblocking collectives, so the engine can watch its peers meanwhile. The engine's messages cannot be confused with the
 script's: they use a duplicate of ``MPI.COMM_WORLD``, and one more communicator for each smaller team, made when the
-team is first seen and kept as long as the process lives. No exception leaves these functions; the engine gets its text.
+team is first seen and kept as long as the process lives. No exception leaves these functions; the engine receives its
+text.
 
 Importing this module does not import mpi4py; :func:`load` imports it, which initialises MPI.
 """
@@ -117,7 +118,7 @@ class Library:
         return self._external
 
     def _abort_if_broken(self) -> None:
-        """Abort MPI after a broken job: to finalise it would wait for lost ranks and for what they never sent."""
+        """Abort MPI after a broken job: to finalise it would wait for lost ranks and for messages never sent."""
         if self.broken and self._pid == os.getpid() and not self._mpi.Is_finalized():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -167,7 +168,7 @@ class Library:
         return self._guarded(begin)
 
     def test(self) -> int:
-        """Advance the collective that has begun; return an ``hvl_status``."""
+        """Advance the collective that has been started; return an ``hvl_status``."""
 
         def test() -> int:
             assert self._request is not None

@@ -1,4 +1,4 @@
-"""The options that the engine gets when it starts."""
+"""The options with which the engine starts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _rules(settings: Config) -> list[tuple[int, int, int, int]]:
 
 
 def _gpu_operations(settings: Config) -> int:
-    """Return the `hvl_gpu_operations` of what no rule sends through the host: the strictest that is named."""
+    """Return the `hvl_gpu_operations` of operations that no rule sends through the host: the strictest one named."""
     named = routes.names(settings.gpu_operations)
     return config_module.GPU_OPERATIONS.index(next(name for name in ("nccl", "auto", "staging") if name in named))
 

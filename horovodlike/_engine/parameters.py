@@ -1,7 +1,7 @@
 """Parameter servers in the core: connections, arrays and handles, as `hvl_parameters.h` has them.
 
 The thread of the core moves the bytes and applies the rules. Calls here return at once, or wait for a handle. The
-memory that is given to a call is kept until the call is complete, whatever becomes of its handle.
+memory that is given to a call is kept until the call is complete, even if its handle is gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Peer(NamedTuple):
         keys: The keys of the MACs of both directions: send, receive.
         seal_data: Whether all bytes have MACs.
         memory_fd: Shared memory of `segment_bytes()` zeros; -1 without.
-        pid: With it, the process at the other end if that has a process id here; else 0.
+        pid: If there is such memory, the process at the other end if that has a process id here; else 0.
         is_own: Whether the server at the other end is this process. Only `name` is used then.
     """
 
@@ -130,8 +130,8 @@ def set_rules(apply: Apply) -> None:
 
     Args:
         apply: Takes the name, the arguments, the element type, two functions that return the memory of the values and
-            of what was pushed, given its number of bytes, and the number of elements. The core's thread calls it; what
-            it raises becomes the error of the client's call.
+            of the pushed elements, given its number of bytes, and the number of elements. The core's thread calls it;
+            its exception becomes the error of the client's call.
     """
     global _apply
     _apply = apply
@@ -168,7 +168,7 @@ class Array:
         Args:
             number: Unique among the arrays of all clients of the servers.
             dtype: The element type.
-            shards: For each shard its server, as :func:`add_server` numbers it, and its number of elements.
+            shards: The server of each shard, as :func:`add_server` numbers it, and the shard's number of elements.
             num_clients: How many clients tick; 0: none does.
         """
         native = ffi.new("hvl_parameters_array_config *")
@@ -212,11 +212,11 @@ class Array:
         return _borrow(lib.hvl_parameters_receive_rows(self._native, chosen, indices.size, length, memory), keeper)
 
     def send_state(self, state: Remembered, address: int, keeper: object) -> int:
-        """Replace what the servers remember."""
+        """Replace the state that the servers remember."""
         return _borrow(lib.hvl_parameters_send_state(self._native, state, ffi.cast("void *", address)), keeper)
 
     def receive_state(self, state: Remembered, address: int, keeper: object) -> int:
-        """Copy what the servers remember to memory."""
+        """Copy the state that the servers remember to memory."""
         return _borrow(lib.hvl_parameters_receive_state(self._native, state, ffi.cast("void *", address)), keeper)
 
     def tick(self, staleness: int) -> int:
@@ -292,7 +292,7 @@ def wait(handles: Sequence[int], timeout: float | None) -> bool:
 
     Raises:
         HorovodInternalError: A call has failed; the handles are consumed.
-        ValueError: Likewise: a server has rejected a call.
+        ValueError: A server has rejected a call; the handles are consumed.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     native = ffi.new("int64_t[]", handles)

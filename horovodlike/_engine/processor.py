@@ -1,4 +1,4 @@
-"""The processor time that this process gets, and what the kernel tells about the reasons why it gets no more.
+"""The processor time that this process receives, and the kernel's data on the reasons why it receives no more.
 
 Everything is read from procfs and sysfs, takes well under a millisecond, and is left out where the kernel lacks it.
 """
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 _FREQUENCY_S = 10.0
-"""How often the frequency is read: that can wake idle processors."""
+"""The interval between readings of the frequency, which can wake idle processors."""
 _MOST_PROCESSORS = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -17,7 +17,7 @@ _FEWEST_BYTES = 1 << 20
 
 
 def measure() -> list[tuple[str, str, int, float]]:
-    """Return, for each pair of addresses of this host and another one, what the open connections have sent.
+    """Return, for each pair of addresses of this host and another one, the bytes that the open connections have sent.
 
     Returns:
         The own address and the other one; the bytes that the other host has acknowledged; and the seconds in which the

@@ -60,7 +60,7 @@ class _Attempts:
     """Connections that are being made.
 
     Attributes:
-        untried: Addresses to which no connection has been begun.
+        untried: Addresses to which no connection has been tried.
         pending: The connections that have neither succeeded nor failed, with their addresses.
         connected: The connections that have succeeded.
         refused: Addresses to which a connection has failed.

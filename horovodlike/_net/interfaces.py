@@ -141,7 +141,7 @@ def own_address(rank: int, ends: Sequence[tuple[str, str]], network_interface: s
 
     Args:
         rank: This rank.
-        ends: By rank, the rank's address and the server's address in its connection to the rendezvous server.
+        ends: The rank's address and the server's address in each rank's connection to the rendezvous server, by rank.
         network_interface: The setting of this name; may be empty.
 
     Raises:

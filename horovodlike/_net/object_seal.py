@@ -1,15 +1,15 @@
 """Objects for other ranks: how they are pickled, and end-to-end authentication of the bytes that are unpickled.
 
-Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
-need not. So each rank puts its bytes into an *envelope*, and a receiver does not unpickle them before it has verified
+Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that may not detect changes.
+So each rank puts its bytes into an *envelope*, and a receiver does not unpickle them before it has verified
 the envelope's MAC. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
 
 * The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.JobContext`), so
   envelopes of other generations and jobs are not valid.
 * The context is the process set, its registration (ids are reused) and the name of the operation.
 * The head holds the sender's rank, a sequence number, the root if the operation has one, whether there are bytes at
-  all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is that
-  of IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
+  all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is
+  as in IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
 
 The total length of the envelopes comes over the control plane, which is sealed; so a changed length in a head cannot
 reach beyond the bytes that have been received.
@@ -189,7 +189,7 @@ def dumps(obj: object) -> bytes:
     `pickle.loads` reads the result where cloudpickle is installed.
 
     Raises:
-        Exception: Whatever the object's own `__reduce__` or `__getstate__` raises.
+        Exception: The object's own `__reduce__` or `__getstate__` raises it.
         pickle.PicklingError: A part of the object cannot be pickled.
     """
     with io.BytesIO() as file:

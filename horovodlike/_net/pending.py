@@ -86,7 +86,7 @@ class PendingConnections:
             self.drop(pending)
 
     def read(self, pending: PendingConnection) -> bytes | None:
-        """Read what has arrived; return the hello once it is complete. A connection that has ended is closed."""
+        """Read the bytes that have arrived; return the hello once complete. Closes a connection that has ended."""
         try:
             data = pending.socket.recv(self._hello_bytes - len(pending.hello))
         except (BlockingIOError, InterruptedError):

@@ -52,7 +52,7 @@ class Connection:
 
 
 class ConnectionHandler(Protocol):
-    """The user of a secure server: decides about clients and gets their messages."""
+    """The user of a secure server: decides about clients and receives their messages."""
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Decide on a client that has authenticated. Return a reason to refuse it, or None."""
@@ -88,7 +88,7 @@ class SecureServer:
 
         Args:
             key: The key that clients must hold.
-            handler: Decides about clients that hold the key, and gets their messages.
+            handler: Decides about clients that hold the key, and receives their messages.
             who: The word for a client in messages, before its number.
             expected: The number of clients that may connect at the same time.
             handshake_timeout: How long a client may take to authenticate itself, in seconds.
@@ -149,7 +149,7 @@ class SecureServer:
         self._pending.drop_late(time.monotonic())
 
     def look_at(self, connection: Connection) -> None:
-        """Read what a client has sent; this also notices the end of its connection."""
+        """Read the bytes that a client has sent; this also notices the end of its connection."""
         self._attend(connection, selectors.EVENT_READ)
 
     def send(self, connection: Connection, message: Any) -> None:

@@ -73,8 +73,8 @@ def compare(records: Callable[[], list[Record]], process_set: ProcessSet, name: 
     """Start to compare the ranks' first parameters; return a function that waits for this, and warns if they differ.
 
     All ranks must call this once in each job, also those that have been in another job. Not in an elastic job, where a
-    new rank gets the parameters with the state and makes its first step after many steps of others; nor after a `join`,
-    from which a rank may come without a step. The `name` matches the requests.
+    new rank receives the parameters with the state and makes its first step after many steps of others; nor after a
+    `join`, from which a rank may come without a step. The `name` matches the requests.
     """
     if process_set.size() == 1 or basics.is_elastic() or registered_id(process_set) in joined_sets:
         return lambda: None

@@ -122,7 +122,7 @@ def device_of(array: Any, label: str) -> tuple[DeviceType, int]:
     try:
         kind, number = array.__dlpack_device__()
         return DeviceType(int(kind)), int(number)
-    except Exception as error:  # libraries raise different errors for what they cannot export
+    except Exception as error:  # libraries raise different errors for arrays that they cannot export
         raise ValueError(
             f"{label}: {_named(array)} is not in memory that can be sent, which is that of the host and of NVIDIA's "
             f"GPUs; copy it to one of them ({error})"
@@ -146,7 +146,7 @@ def export(array: Any, label: str, stream: int | None = None) -> Exported:
             capsule = array.__dlpack__(max_version=MAX_VERSION, **arguments)
         except TypeError:  # the library is older than `max_version`
             capsule = array.__dlpack__(**arguments)
-    except Exception as error:  # libraries raise different errors for what they cannot export
+    except Exception as error:  # libraries raise different errors for arrays that they cannot export
         raise ValueError(f"{label}: {_named(array)} cannot be exported: {error}") from error
     tensor, flags = _contents(capsule, array, label)
     code, bits = tensor.dtype.code, tensor.dtype.bits

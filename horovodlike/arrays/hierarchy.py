@@ -40,7 +40,7 @@ def layouts(keys: Sequence[Sequence[str]]) -> list[Layout]:
     """Return the layout of each level, the outermost first.
 
     Args:
-        keys: By rank, its keys by level; as many on each rank.
+        keys: The keys of each rank, by level; as many on each rank.
     """
     parents: tuple[Ranks, ...] = (tuple(range(len(keys))),)
     found = []
@@ -73,8 +73,8 @@ class Level:
         inter: The ranks at this rank's place in the groups of this level, if the level is cartesian. Else the first
             ranks of the groups, and None on all other ranks. In both cases only of groups that have the keys of the
             levels above in common.
-        is_cartesian: True if the groups have the same size; of groups below different ones of the level above, only
-            those of the same one are compared.
+        is_cartesian: True if the groups have the same size; only groups within the same group of the level above are
+            compared.
     """
 
     name: str
@@ -88,11 +88,10 @@ class Hierarchy:
 
     A further key divides each of the groups. All ranks of the job make a hierarchy together, with as many keys. A set
     that is registered already is used; all others are registered, and `remove`, or the end of a ``with`` block, takes
-    them out of the job. After another `init()`, as in an elastic job, a hierarchy must be made anew. One thread at a
-    time.
+    them out of the job. After another `init()`, as in an elastic job, make a new hierarchy. One thread at a time.
 
     Args:
-        keys: Of this rank, the outermost level first: strings or integers.
+        keys: The keys of this rank, the outermost level first: strings or integers.
 
     Attributes:
         levels: The levels, the outermost first.
@@ -144,13 +143,13 @@ class Hierarchy:
         """Reduce an array over all ranks, level by level, and return the result as a new array.
 
         First the ranks of each innermost group reduce it, then the groups of each level, from the innermost on.
-        Floating-point results may differ in their last bits from those of `horovodlike.allreduce`, which takes care of
-        the hosts itself and is faster. Any thread.
+        Floating-point results may differ in their last bits from results of `horovodlike.allreduce`, which takes care
+        of the hosts itself and is faster. Any thread.
 
         Args:
             array: As for `horovodlike.allreduce`.
-            name: Likewise.
-            op: Average, Sum, Min, Max or Product; None likewise.
+            name: As for `horovodlike.allreduce`.
+            op: Average, Sum, Min, Max or Product; None as for `horovodlike.allreduce`.
 
         Raises:
             UnsupportedReductionError: `op` is Adasum.

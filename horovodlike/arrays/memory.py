@@ -176,7 +176,7 @@ def number_like(given: Any, array: NumpyArray) -> Any:
 
 
 class GpuArray:
-    """An array on a GPU. Attributes and methods are as those of `HostArray`; `array` is one of the caller's library.
+    """An array on a GPU. Attributes and methods are as in `HostArray`; `array` is one of the caller's library.
 
     The library makes the default stream wait for the work that it has queued for the array. The engine is called on the
     default stream, so its work comes after that.

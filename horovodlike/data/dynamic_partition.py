@@ -31,10 +31,10 @@ class DynamicPartition:
     """A partition that assigns tasks to ranks that step together, and records the samples that any rank has done.
 
     Every sample of an epoch is committed exactly once, although ranks come and go between two steps. No messages are
-    needed: each rank takes one batch in each step, so every rank knows what all others have read.
+    needed: each rank takes one batch in each step, so every rank knows which samples all others have read.
 
     A rank leases a task and reads it from its start to its end; then it takes the next task. When none is left, it
-    takes half of the longest range that another rank still has to read. So all batches are full except those of the
+    takes half of the longest range that another rank still has to read. So all batches are full except in the
     last step, whose numbers of samples differ by one at most. A batch of that step may be empty
     (``len(batch) == 0``), and is yielded too: **all ranks take the same number of steps**. With an empty batch a rank
     takes part in the step with a gradient of zero. If gradients are weighted by samples, their sum over all ranks
@@ -206,7 +206,7 @@ class DynamicPartition:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` has returned, on any rank of a job of any size.
 
-        The batch size may differ from that of the partition which returned the state.
+        The batch size may differ from the batch size of the partition which returned the state.
 
         Raises:
             ValueError: ``state`` is no such state, or is of a partition with other tasks, ``seed`` or ``shuffle``.

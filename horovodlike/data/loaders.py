@@ -36,7 +36,7 @@ class BaseDataLoader:
         raise NotImplementedError
 
     def _process_batch(self, batch: Any) -> Any:
-        """Process a batch before the training loop gets it. Called in the thread of the training loop."""
+        """Process a batch before the training loop receives it. Called in the thread of the training loop."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:

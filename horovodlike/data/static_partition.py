@@ -28,7 +28,7 @@ class StaticPartition:
     """A partition that assigns whole tasks to the ranks in turn, and yields this rank's batches.
 
     Every rank computes its own share, without messages. Tasks are read from start to end; only their order is shuffled,
-    anew for each epoch. A batch may contain the end of one task and the beginning of the next.
+    differently in each epoch. A batch may contain the end of one task and the beginning of the next.
 
     If the tasks do not divide evenly, ranks have different numbers of samples. ``tail`` says what happens then:
 
@@ -40,7 +40,7 @@ class StaticPartition:
       samples again from the beginning, or, if they have none, the first samples of the epoch.
 
     *To resume within an epoch*, load a :meth:`state_dict`. A batch is done when the next one is asked for, or when
-    :meth:`state_dict` is called; a ``RecordReader``, which reads ahead, counts the batches that its loop has got.
+    :meth:`state_dict` is called; a ``RecordReader``, which reads ahead, counts the batches that its loop has received.
 
     Not thread-safe.
 

@@ -59,7 +59,7 @@ def cut_into_tasks(
     """Cut sources into tasks of ``samples_per_task`` samples each; the last task of a source may have fewer.
 
     Args:
-        sources: How many samples each source has: a mapping, or pairs ``(source, samples)``.
+        sources: The number of samples of each source: a mapping, or pairs ``(source, samples)``.
         samples_per_task: The size of a task. A rank reads a task from its start to its end, so long tasks suit files;
             short tasks are shuffled better.
 

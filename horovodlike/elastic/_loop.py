@@ -22,13 +22,13 @@ Result = TypeVar("Result")
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Wrap a training function so that it is called again when ranks have been lost or added.
 
-    The wrapped function takes a :class:`State` and further arguments, and returns what ``func`` returns. It brings all
+    The wrapped function takes a :class:`State` and further arguments, and returns the result of ``func``. It brings all
     ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
     are added, or leave at a commit, the state is kept. Then ``func`` is called again, on the current ranks.
 
     Call ``init()`` before it, and collectives only inside, except those that reset callbacks call too. Without a
     driver (``hvdrun --min-np``) a job has a fixed size, and a rank that is lost ends it. If its state is persistent,
-    SIGTERM to any rank has all of them leave at the next commit, where the job that is started next begins.
+    SIGTERM to any rank has all of them leave at the next commit, from which the next job continues.
 
     Raises:
         HorovodInternalError: The job is broken and has no driver; or an operation does not support its reduction.

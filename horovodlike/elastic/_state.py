@@ -152,7 +152,7 @@ class State:
     def _write_commit(self) -> None:
         """On rank 0, write the last commit to the file of :meth:`persist`, unless this process has written it last.
 
-        :func:`run` calls it before it calls the training function again: what a generation begins with is on disk.
+        :func:`run` calls it before it calls the training function again: the state at a generation's start is on disk.
         """
         file = self._file
         if file is None or self._get_rank() != 0 or file.written == self._commits:
@@ -203,7 +203,7 @@ class State:
             except BaseException as error:
                 is_whole = self._saved_commit == self._commits
                 if is_whole and basics.is_initialized():
-                    with contextlib.suppress(Exception):  # what is on disk is said below
+                    with contextlib.suppress(Exception):  # the message below names the commit on disk
                         self._write_commit()
                 if preemption.noted and not isinstance(error, SystemExit):
                     self._leave(error)
@@ -299,7 +299,7 @@ class ObjectState(State):
             hides the method, which is ``ObjectState.persist(state, path)`` then.
 
     Raises:
-        ValueError: A name is that of another method, or is private.
+        ValueError: A name is another method's, or is private.
     """
 
     def __init__(
@@ -346,5 +346,5 @@ class ObjectState(State):
         return dumps(self._saved)
 
     def _saved_from_bytes(self, saved: bytes) -> None:
-        """Replace the attributes that were saved last by those of the pickle."""
+        """Replace the attributes that were saved last by the pickle's attributes."""
         self._saved = pickle.loads(saved)

@@ -21,7 +21,7 @@ _HEAD = struct.Struct(">8sIQQ32s")  # magic, version, commits, length of the sta
 
 @contextlib.contextmanager
 def replacing(path: str, what: str) -> Iterator[BinaryIO]:
-    """Replace a file by what is written in the ``with`` block; a crash at any point leaves the old or the new content.
+    """Replace a file by the content written in the ``with`` block; a crash leaves either the old or the new content.
 
     Args:
         path: The file.

@@ -6,7 +6,7 @@ imports any of this without being asked to.
 * :mod:`horovodlike.monitor.collector`: takes the reports that each rank sends (``horovodlike._engine.reporter``)
 * :mod:`horovodlike.monitor.board`, :mod:`horovodlike.monitor.delays`: the state of the job that follows from them
 * :mod:`horovodlike.monitor.slow_ranks`: which ranks are slower than the others, and why
-* :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: what readers get; ``page.html`` is the page
+* :mod:`horovodlike.monitor.web`, :mod:`horovodlike.monitor.prometheus`: HTTP answers; ``page.html`` is the page
 * :mod:`horovodlike.monitor.server`: the thread that runs all that; :mod:`horovodlike.monitor.metrics_file`: the one
   that writes a file of metrics
 * :mod:`horovodlike.monitor.attach`: profiles and stacks for ``hvdrun --attach``
@@ -70,7 +70,7 @@ def start(port: int = 0, host: str = LOOPBACK) -> str | None:
         try:
             _running = _serve(port, host, monitor_key(key), place.size)
             found = basics.address() or LOOPBACK, _running.port
-        except Exception as error:  # whatever it is, the other ranks wait for the answer
+        except Exception as error:  # any error: the other ranks wait for the answer
             found = str(error) if isinstance(error, RendezvousError) else f"the monitor cannot start: {error!r}"
     if place.size > 1:
         found = broadcast_object(found, name="horovodlike.monitor")

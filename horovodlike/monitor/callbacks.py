@@ -21,8 +21,9 @@ def on_metrics(function: Callable[[dict[str, float]], object], seconds: float = 
     """Have a function called with the metrics of rank 0 again and again, until ``shutdown()``.
 
     Call it on all ranks, after ``init()``: on ranks other than 0 it does nothing. The function is called in a thread of
-    its own. What it raises is printed, and it is not called again. ``shutdown()`` waits for it at most two seconds.
-    In an elastic job, call it again in each generation: ``shutdown()`` is part of each change of the ranks.
+    its own. An exception of the function is printed, and it is not called again. ``shutdown()`` waits for it at most
+    two seconds. In an elastic job, call it again in each generation: ``shutdown()`` is part of each change of the
+    ranks.
 
     Args:
         function: Takes numbers by name: the counters of ``metrics()``; ``bytes_per_second``, ``requests_per_second``,

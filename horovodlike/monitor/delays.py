@@ -1,10 +1,10 @@
 """By how much each rank is late for collectives, from the times at which ranks have enqueued the same ones. Pure.
 
-All times are by monotonic clocks, which cannot be set. Those of hosts differ. A report says when it was sent, by the
-clock of its host, and it arrives some time later. The least of these differences over the last reports of a host is how
-far its clock is behind, plus the least time in the network. So delay between hosts is right to about a millisecond
-where the network takes no longer than that. Older reports do not count: clocks drift, and stop while a host is
-suspended.
+All times are by monotonic clocks, which cannot be set. The clocks of hosts differ. A report says when it was sent, by
+the clock of its host, and it arrives some time later. The least difference of these times over the last reports of a
+host is the offset of its clock, plus the least time in the network. So delay between hosts is right to about a
+millisecond where the network takes no longer than that. Older reports do not count: clocks drift, and stop while a host
+is suspended.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Iterable
 from typing import Any
 
 EVALUATED_S = 2.5
-"""How long after its first report a collective counts although some ranks have not reported it: they take no part."""
+"""The time after its first report from which a collective counts without ranks that have not reported it: they take no
+part."""
 LATE_S = 0.001
 WAITING_SHARE = 0.05
-"""If no rank waits longer than this share of its time, none holds the others up."""
+"""The share of its time that some rank must wait before any rank counts as a straggler."""
 STRAGGLER_SHARE = 0.6
 """The share of all delay that one rank must have to be the straggler."""
 WINDOW = 8
-"""How many points, one for each second in which collectives have been evaluated, the verdict looks at."""
+"""The number of points for the verdict: one for each second in which collectives have been evaluated."""
 OFFSET_S = 30.0
 """The offset of a host's clock is the least one of this time to twice this time."""
 _FEWEST = 3
@@ -41,14 +42,14 @@ class _Collective:
 
 
 class _Offset:
-    """How far the clock of a host is behind that of the monitor: the minimum over the last reports."""
+    """How far the clock of a host is behind the monitor's clock: the minimum over the last reports."""
 
     def __init__(self, now: float) -> None:
         self._begun = now
         self._least = self._least_before = math.inf  # since then, and in the time before
 
     def take(self, offset: float, now: float) -> float:
-        """Take that of a report; return the minimum."""
+        """Take a report's offset; return the minimum."""
         age = now - self._begun
         if age >= OFFSET_S:
             self._least_before = self._least if age < 2 * OFFSET_S else math.inf
@@ -62,19 +63,19 @@ class Delays:
 
     Attributes:
         by_rank: The mean delay of each rank over the last collectives, in seconds.
-        window: For how many seconds the verdict looks back: longer if few of them had collectives.
+        window: The seconds over which the verdict looks back: more if few of them had collectives.
     """
 
     def __init__(self) -> None:
         """Start without any collective."""
         self.by_rank: dict[int, float] = {}
         self.window = WINDOW
-        self._offsets: OrderedDict[str, _Offset] = OrderedDict()  # by clock; that of the last report comes last
+        self._offsets: OrderedDict[str, _Offset] = OrderedDict()  # by clock; the clock of the last report comes last
         self._waiting: OrderedDict[int, _Collective] = OrderedDict()
         self._evaluated = 0  # numbers up to this one are not waited for any more
         self._tensors: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._points: list[dict[int, tuple[int, float]]] = []  # rank -> how often it was last, and the sum of seconds
-        self._times: list[float] = []  # of the points
+        self._times: list[float] = []  # the times of the points
 
     def take(self, rank: int, clock: str, sent: float, received: float, collectives: Iterable[list[Any]]) -> None:
         """Take the collectives of a report, each with number, kind, name, bytes and the time of its enqueue.
@@ -82,8 +83,8 @@ class Delays:
         Args:
             rank: The rank.
             clock: The monotonic clock of its host.
-            sent: When the report was sent, by that clock.
-            received: When it arrived, by the monotonic clock of the monitor.
+            sent: The time when the report was sent, by that clock.
+            received: The time when it arrived, by the monotonic clock of the monitor.
             collectives: The collectives.
         """
         offset = self._offsets.setdefault(clock, _Offset(received)).take(received - sent, received)

@@ -13,7 +13,7 @@ from horovodlike.monitor.board import Board
 
 PERIOD_S = 1.0
 PATIENCE_S = 5.0
-"""How long the end of a job waits for the file: its file system may hang."""
+"""The longest wait for the file at the end of a job: its file system may hang."""
 
 
 class MetricsFile(threading.Thread):

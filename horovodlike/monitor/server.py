@@ -24,7 +24,7 @@ from horovodlike.monitor.metrics_file import MetricsFile
 
 _TICK_S = 1.0
 _SNAPSHOT_S = 0.5
-_PATIENCE_S = 5.0  # for the end of the thread
+_PATIENCE_S = 5.0  # the wait for the end of the thread
 _UNKNOWN_SIZE = 256
 
 
@@ -49,13 +49,13 @@ class Monitor:
         Args:
             board: The state of the job.
             key: The key with which ranks send reports.
-            size: How many ranks the job has, if that is known.
+            size: The number of ranks, if that is known.
             host: The address at which readers are answered.
             port: The port for readers; 0: a free one; None: there are no readers.
-            names: The names that a Host header may have, besides addresses, ``localhost``, and that of this host if it
+            names: The names that a Host header may have, besides addresses, ``localhost``, and this host's name if it
                 answers at all addresses.
             token: The text that readers must know; None: a random one.
-            metrics_file: A file that gets the metrics each second, or None.
+            metrics_file: A file to which the metrics are written each second, or None.
             is_attachable: Whether ``hvdrun --attach`` can find it by the id of this process.
         """
         self.board = board

@@ -21,43 +21,43 @@ from typing import Any, NamedTuple
 
 COMPUTE, INPUT, NETWORK, UNKNOWN = KINDS = ("compute", "input", "network", "unknown")
 WINDOW = 12
-"""How many points a verdict looks at; a point is a second, or several steps where these take longer."""
+"""The number of points for a verdict; a point is a second, or several steps where these take longer."""
 FEWEST = 10
 _LAST = 6  # points that decide whether a verdict still holds
-_STEPS = 3  # a point has at least
+_STEPS = 3  # the fewest steps of a point
 _PERIOD_S = 0.9
 SLOW, _STILL_SLOW = 0.12, 0.06  # slower than the median of the others by this part of their time
 _EXCESS, _STILL_EXCESS = 0.05, 0.02  # ... and by this part of a step
-_SCARCE = 0.85  # the others of the host had a processor for less of the time in which they could run: they take turns
-_SLOW_TURNS = 0.3  # whose turns are shorter changes, so a rank is to blame only if it is slower by more
-_HELD_SHARE = 0.8  # of the points, in which the rank was slower at all
+_SCARCE = 0.85  # others of the host had a processor for less of their runnable time: ranks take turns on it
+_SLOW_TURNS = 0.3  # ranks take turns: a rank counts as slow only if it is slower by this much
+_HELD_SHARE = 0.8  # the share of the points in which the rank must have been slower at all
 _SLOWER = 0.05
 _LEAST = 0.01  # a rank's own part of a step counts as this much at least
-_COMPUTE_SHARE = 0.5  # of the excess: what the kernel must explain
-_DIFFERENT = 0.05  # frequencies
-_STOLEN = 0.1  # of a processor
-_SLOW_RATE, _STILL_SLOW_RATE = 0.5, 0.7  # of the rate between the other hosts
+_COMPUTE_SHARE = 0.5  # the part of the excess that the kernel must explain
+_DIFFERENT = 0.05  # frequencies differ by this part
+_STOLEN = 0.1  # a processor's share, above the others' median, that counts as evidence
+_SLOW_RATE, _STILL_SLOW_RATE = 0.5, 0.7  # relative to the rate between the other hosts
 _FEWEST_BYTES = 1 << 20
 _MOST_RATES = 64
 _BLOCKED, _STILL_BLOCKED = 0.15, 0.08  # a network counts as slow if the ranks are blocked for this part of the time
 
 Connections = Mapping[tuple[str, str], tuple[float, float]]
-"""By own and other address: bytes that were sent, and the seconds that it took."""
+"""The bytes that were sent and the seconds that this took, by own and other address."""
 
 
 class Sample(NamedTuple):
     """Sums of one rank, in seconds unless said otherwise; None where its kernel does not know.
 
     Attributes:
-        time: When they were taken, by the monotonic clock of the rank.
+        time: The time when they were taken, by the monotonic clock of the rank.
         steps: The number of steps; 0 if nothing marks them.
-        blocked: In which its threads waited for collectives, or in which collectives of a graph of TensorFlow, for
+        blocked: Seconds in which a thread waited for a collective, or in which collectives of a TensorFlow graph, for
             which no thread waits, were in flight.
-        cpu: In which its threads ran.
-        delay: In which they could have run, and another process had the processor.
-        stolen: In which the hypervisor had a processor of its host.
-        frequency: Of its processors now, in hertz.
-        has_gpu: Whether it uses one.
+        cpu: Seconds in which its threads ran.
+        delay: Seconds in which its threads could have run, and another process had the processor.
+        stolen: Seconds in which the hypervisor had a processor of its host.
+        frequency: The present frequency of its processors, in hertz.
+        has_gpu: Whether it uses a GPU.
     """
 
     time: float
@@ -71,7 +71,7 @@ class Sample(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """Of one rank in one point, each as a part of the time: its own time, and what it exceeds that of the others by."""
+    """One rank's own time in one point, and its excess over the others' own time, each as a part of the time."""
 
     own: float
     cpu: float
@@ -88,10 +88,10 @@ class Verdict:
     """Ranks that hold up the others.
 
     Attributes:
-        ranks: One rank; of a slow network, those of the host.
+        ranks: One rank; for a slow network, the host's ranks.
         kind: One of :data:`KINDS`.
-        slower: By which part of the others' own time it is slower; of a network, of the rate between other hosts.
-        since_step: The step at which that began.
+        slower: The slowdown, as a part of the others' own time; for a network, of the rate between other hosts.
+        since_step: The step at which the slowdown began.
         text: The verdict and the evidence, in one line.
     """
 
@@ -110,19 +110,19 @@ class SlowRanks:
         self._before: dict[int, Sample] = {}
         self._sent: dict[tuple[str, str], tuple[float, float]] = {}
         self._points: deque[dict[int, Measure]] = deque(maxlen=WINDOW)
-        self._steps: deque[int] = deque(maxlen=WINDOW)  # at the begin of each point
+        self._steps: deque[int] = deque(maxlen=WINDOW)  # at the start of each point
         self._rates: deque[dict[tuple[str, str], tuple[float, float]]] = deque(maxlen=WINDOW)
         self._hosts: dict[int, str] = {}
         self.verdicts: dict[object, Verdict] = {}
-        """By rank; those on a network by host."""
+        """The verdicts by rank; verdicts on a network by host."""
 
     def take(
         self, samples: Mapping[int, Sample], hosts: Mapping[int, str], sent: Mapping[int, Connections]
     ) -> list[str]:
-        """Take the newest sums of all ranks that report; return what has changed, in words.
+        """Take the newest sums of all ranks that report; return the changes, in words.
 
         Args:
-            samples: By rank.
+            samples: The sums of each rank, by rank.
             hosts: The host of each rank.
             sent: The connections of each rank.
         """

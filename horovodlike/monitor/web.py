@@ -174,7 +174,7 @@ def answer(
 
     Args:
         request: The request; None if it could not be read.
-        access: Who may read.
+        access: The rules that say which readers are allowed.
         snapshot: Returns the state of the job, with the history of ranks if the argument is True.
         output: Returns the end of the output of a rank, or of a worker of an elastic job.
     """
@@ -267,7 +267,7 @@ class Readers:
                 response = HttpResponse(408, b"the request took too long\n")
             writer.write(encode(response, request))
             await asyncio.wait_for(writer.drain(), ANSWER_S)
-            if response.status == 431:  # what is unread would reset the connection before the answer is read
+            if response.status == 431:  # unread bytes would reset the connection before the answer is read
                 writer.write_eof()
                 await asyncio.wait_for(_discard(reader), REQUEST_S)
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError, asyncio.CancelledError):

@@ -9,7 +9,7 @@ Example::
 Nothing imports this package before it is used. The modules behind this façade:
 
 * ``_client``: `ParameterServer`; ``_handles``: `Handle`; ``_rules``: update rules; ``_sharding``: the parts of arrays
-* ``_template``: the arrays as callers give them and get them
+* ``_template``: the arrays as callers pass and receive them
 * ``_servers``: which processes serve; ``_connections``: how they and their clients find and trust each other
 * ``_checkpoint``: `ParameterServer.save` and `load`; ``__main__``: a process that does nothing but serve
 * :mod:`horovodlike._engine.parameters`: the core, which moves the bytes and applies the rules

@@ -1,8 +1,8 @@
-"""Files with the elements of a parameter server and what its rules remember: NumPy's format of several arrays (.npz).
+"""Files with the elements and the rules' state of a parameter server: NumPy's format of several arrays (.npz).
 
 The file has for each array i ``values.i`` and, if 'momentum' or 'adam' has been used, ``slot_0.i`` and ``slot_1.i``
 (arrays like the values) and ``counters.i`` with ``blocks.i``: how often 'adam' has updated a block, and where the block
-begins. Nothing in it depends on the servers; elements of a block of other servers get the count of the block in which
+begins. Nothing in it depends on the servers; with other servers, a block takes the count of the saved block in which
 it begins.
 """
 
@@ -94,7 +94,7 @@ def load(
 def _missing_slots(
     found: Mapping[str, NumpyArray], arrays: Sequence[Array], template: Template
 ) -> dict[str, NumpyArray]:
-    """Return zeros for the slots that servers have and the file lacks; a server makes a slot when it gets one."""
+    """Return zeros for the slots that servers have and the file lacks; a server makes a slot when it receives one."""
     wanted = [(index, name) for index in range(len(arrays)) for name in _SLOTS if _is_remembered(template, index)]
     held = {(index, name): template.empty(index) for index, name in wanted if f"{name}.{index}" not in found}
     Handle([arrays[i].receive_state(_SLOTS[name], address(each), each) for (i, name), each in held.items()]).wait()
@@ -122,7 +122,7 @@ def _read(path: str | os.PathLike[str], template: Template, label: str) -> dict[
 
 
 def _difference(theirs: Sequence[tuple[tuple[int, ...], str]], template: Template) -> str | None:
-    """Return how the shapes and types of a file differ from those of the servers; None: not at all."""
+    """Return how the shapes and types of a file differ from the servers' shapes and types; None: not at all."""
     if len(theirs) != len(template.named):
         return f" has {len(theirs)} arrays, and the servers have {len(template.named)}"
     for index, (has, wanted) in enumerate(zip(theirs, template.named, strict=True)):

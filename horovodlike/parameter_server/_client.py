@@ -39,7 +39,7 @@ class ParameterServer:
     Each rank of the process set sends updates to the servers and receives the elements from them, at any time and
     without the other ranks. Server r of n has the next ``count // n`` elements of the arrays, laid one after the other,
     and one more if ``r < count % n``. It carries out the calls of one rank in their order; there is no order between
-    ranks. After ``send(...).wait()``, what any rank receives has the update in it.
+    ranks. After ``send(...).wait()``, the elements that any rank receives include the update.
 
     Methods but `close` may be called by any thread. After another `init()`, make a new object.
 
@@ -49,12 +49,12 @@ class ParameterServer:
         process_set: The ranks that use it; None: all.
         servers: ``"ranks"``: each rank of the process set serves a part. ``"dedicated"``: the processes that ``hvdrun
             --servers N`` has started beside the ranks. None: these if the job has them, or else the ranks.
-        init: The elements at first: ``"root"``, those of `root`; or ``"own"``, each rank's own for the part that it
+        init: The elements at first: ``"root"``, `root`'s elements; or ``"own"``, each rank's own for the part that it
             serves itself.
         root: The global rank for ``init="root"``.
-        staleness: For `tick`: how many ticks a rank may be ahead of the slowest one; None: `tick` is not used.
-        payload: How elements are sent: None, as they are; for float32 and float64 also ``"bfloat16"`` or ``"int8"``.
-            The rules that add make up for the rounding: what was lost is added to what is sent next.
+        staleness: The number of ticks that a rank may be ahead of the slowest one; None: `tick` is not used.
+        payload: The form in which elements are sent: None, as they are; for float32 and float64 also ``"bfloat16"`` or
+            ``"int8"``. The rules that add make up for the rounding: the rounding error is added to the next update.
         name: A name for messages; None: ``parameters.N``.
 
     Raises:
@@ -81,7 +81,7 @@ class ParameterServer:
         self._connected: list[Connected] = []
         self._arrays: list[Array] = []
         self._prefetched: tuple[list[NumpyArray], Handle] | None = None
-        self._lock = threading.Lock()  # of `_prefetched`
+        self._lock = threading.Lock()  # guards `_prefetched`
         self._updates: dict[Any, tuple[Update, bool]] = {}  # to describe one costs several microseconds
         self._why_closed = "it was not made"
         self._set = global_process_set if process_set is None else process_set
@@ -109,7 +109,7 @@ class ParameterServer:
     def _prepare(
         self, value: Any, name: Any, servers: Any, init: Any, root: Any, staleness: Any, payload: Any
     ) -> tuple[dict[str, Any], Address | None, int]:
-        """Check the arguments, and begin to serve; return what must be alike, where this rank serves, and a number."""
+        """Check the arguments, and start to serve; return values to compare, this rank's address, and a number."""
         check_name(name, "ParameterServer")
         self._settings = load_settings()
         template = self._template = Template(value, self.name)
@@ -207,7 +207,7 @@ class ParameterServer:
         """Update the elements with as many others, by a rule that the servers apply.
 
         Args:
-            value: An array or a list of arrays like that of the constructor. It must not be changed before the handle
+            value: An array or a list of arrays, shaped like the constructor's. It must not be changed before the handle
                 is complete. Rule "zero" needs none.
             rule: The name of a rule:
 
@@ -215,8 +215,8 @@ class ParameterServer:
                 * ``"scale_add"`` (`scale`): e += scale * x
                 * ``"sgd"`` (`lr`): e -= lr * x
                 * ``"momentum"`` (`lr`, `momentum`): v = momentum * v + x; e -= lr * v
-                * ``"adam"`` (`lr`, `beta1`, `beta2`, `epsilon`): that of Kingma and Ba, https://arxiv.org/abs/1412.6980
-                * those that `register_rule` has added
+                * ``"adam"`` (`lr`, `beta1`, `beta2`, `epsilon`): by Kingma and Ba, https://arxiv.org/abs/1412.6980
+                * the rules that `register_rule` has added
 
             **arguments: The arguments of the rule.
 
@@ -237,7 +237,7 @@ class ParameterServer:
         """Receive all elements.
 
         Args:
-            out: An array or a list of arrays like that of the constructor, for the elements; None: new ones.
+            out: An array or a list of arrays for the elements, shaped like the constructor's; None: new ones.
 
         Returns:
             A handle, whose `wait` returns the array or the list of arrays.
@@ -257,7 +257,7 @@ class ParameterServer:
         return handle.then(lambda _: written(out, targets, memory))
 
     def prefetch(self) -> None:
-        """Begin to receive all elements: the next `receive` returns them, and begins nothing. Further calls do nothing.
+        """Start to receive all elements: the next `receive` returns these. Further calls before it do nothing.
 
         Raises:
             ValueError: This object is closed.
@@ -268,19 +268,19 @@ class ParameterServer:
                 self._prefetched = self._begin_receive(arrays, self._template.empty_all())
 
     def send_rows(self, indices: Any, rows: Any, rule: str = "add", **arguments: float) -> Handle:
-        """Update some rows of the array, such as those of an embedding. Only for a single array.
+        """Update some rows of the array, such as an embedding's rows. Only for a single array.
 
         Args:
             indices: The numbers of the rows, in any order: integers in one dimension. A row that occurs twice is
                 updated twice.
             rows: An array with these rows, one after the other. It must not be changed before the handle is complete.
-            rule: As for `send`. What "momentum" and "adam" remember is that of the elements; "adam" counts updates by
+            rule: As for `send`. "momentum" and "adam" remember a state for each element; "adam" counts updates by
                 blocks of 65536 elements, and sent rows of more than 1 MiB are an update for each part of up to 1 MiB.
             **arguments: The arguments of the rule.
 
         Raises:
             TypeError: `rows` is not an array, or the indices are not integers.
-            ValueError: An index is not that of a row, the shape or element type differs, or as for `send`.
+            ValueError: An index is no row's index, the shape or element type differs, or as for `send`.
         """
         (array, *_) = self._open_arrays()
         update, has_payload = self._update(rule, arguments)
@@ -300,7 +300,7 @@ class ParameterServer:
 
         Raises:
             TypeError: `out` is not an array, or the indices are not integers.
-            ValueError: An index is not that of a row, the shape or element type differs, or this object is closed.
+            ValueError: An index is no row's index, the shape or element type differs, or this object is closed.
         """
         (array, *_), template = self._open_arrays(), self._template
         chosen, shape, length = template.rows(indices, "receive_rows")
@@ -330,7 +330,7 @@ class ParameterServer:
         return Handle([first.tick(self._staleness)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the elements, and what the rules remember, to a file. One rank calls it, between updates of the others.
+        """Write the elements and the rules' state to a file. One rank calls it, between updates of the others.
 
         If it fails, as on a full disk, the file has its old content. It does not depend on the number of servers. If
         others update elements meanwhile, the file mixes values of different moments, and a RuntimeWarning says so.
@@ -352,7 +352,9 @@ class ParameterServer:
             )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Restore what `save` has written, with any number of servers. One rank calls it, between the others' updates.
+        """Restore a file that `save` has written, with any number of servers.
+
+        One rank calls it, between updates of the others.
 
         Args:
             path: The file.
@@ -436,7 +438,7 @@ class ParameterServer:
         key = (rule, *arguments.items()) if arguments else rule
         try:
             return self._updates[key]
-        except (KeyError, TypeError):  # TypeError: a value cannot be hashed, which need not be wrong
+        except (KeyError, TypeError):  # TypeError: a value cannot be hashed, which may be valid
             pass
         found = _rules.described(
             rule,

@@ -1,6 +1,6 @@
 """Connections between clients and servers of parameters: made and authenticated here, and handed over to the core.
 
-A server accepts clients at any time, in a thread of its own. The handshake is that of the secure channel. Then both
+A server accepts clients at any time, in a thread of its own. The handshake is the secure channel's. Then both
 ends send one message each, in JSON:
 
 * the server: where it runs, a salt, the update rules that the user has added there;
@@ -51,7 +51,7 @@ _SALT_BYTES = 32
 _NAME_LENGTH = 200
 _JOB = job_digest("parameter servers")
 _TO_SERVER, _TO_CLIENT = b">", b"<"
-_own_salts: set[str] = set()  # that the server in this process has sent, until their clients have answered
+_own_salts: set[str] = set()  # salts that the server in this process has sent, until their clients have answered
 
 
 class Address(NamedTuple):
@@ -98,7 +98,7 @@ class Listener:
             key: The key that clients must hold.
             host: The address to listen on.
             name: The name of this server in messages.
-            facts: Where this process runs.
+            facts: The host of this process.
             settings: All settings.
             rules: Returns the update rules that the user has added.
 
@@ -141,7 +141,7 @@ class Listener:
             is_own = message["own"] is True
             if len(salts) != 2 * _SALT_BYTES or not 0 <= pid < 1 << 31:
                 raise ValueError("salt, pid")
-        except Exception as error:  # whatever a peer sends ends its own connection, and no other
+        except Exception as error:  # invalid input from a peer ends its own connection, and no other
             raise ProtocolError(f"it sent an invalid message ({type(error).__name__})") from None
         with contextlib.ExitStack() as stack:
             memory_fd, problem = -1, ""
@@ -151,7 +151,7 @@ class Listener:
                     stack.callback(os.close, memory_fd)
                 except Exception as error:
                     problem = str(error)
-            # The core gets another descriptor. The client sends nothing before it has this answer.
+            # The core receives another descriptor. The client sends nothing before it has this answer.
             handed = stack.enter_context(connection.socket.dup())
             self._server.send(connection, {"memory": memory_fd >= 0, "problem": problem})
             self._server.drop(connection)
@@ -199,7 +199,7 @@ class Client:
 
     Attributes:
         name: Its name, for the messages of servers.
-        facts: Where it runs.
+        facts: Its host.
         settings: All settings.
     """
 
@@ -211,7 +211,7 @@ class Client:
         """Connect to a server, and hand the connection over to the core.
 
         Args:
-            address: Where the server listens.
+            address: The address at which the server listens.
             key: The key that it must hold.
 
         Raises:

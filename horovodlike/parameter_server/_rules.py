@@ -1,4 +1,4 @@
-"""The update rules: those of the core, whose arguments are checked here, and those that the user adds.
+"""The update rules: the core's rules, whose arguments are checked here, and the rules that the user adds.
 
 A rule of the user has a name and arguments with names. Both go to the server as one text, ``name:argument,argument``.
 """
@@ -45,14 +45,14 @@ def register_rule(name: str, function: Rule) -> None:
         name: An identifier.
         function: ``function(values, pushed, **arguments)`` updates `values`, a NumPy array of consecutive elements of
             the parameters, in place. `pushed` has as many elements, and must not be changed. Both are valid during the
-            call only. A large array is updated in pieces, one at a time. What the function raises is
+            call only. A large array is updated in pieces, one at a time. An exception of the function is
             raised by the client's `wait`; elements that it has changed by then stay changed. It runs in the thread that
             moves the bytes of all parameter servers of the process: a slow function delays all clients, and one that
             waits for a call of a `ParameterServer` never ends.
 
     Raises:
         TypeError: `function` cannot be called.
-        ValueError: The name is not an identifier, is too long, or is that of a rule of the core.
+        ValueError: The name is not an identifier, is too long, or names a rule of the core.
     """
     if not isinstance(name, str) or not name.isidentifier() or len(name.encode()) > NAME_BYTES:
         raise ValueError(f"register_rule: the name must be an identifier of at most {NAME_BYTES} bytes, got {name!r}")
@@ -111,7 +111,7 @@ class Described:
     Attributes:
         name: The name.
         arguments: The arguments.
-        adds: Whether it adds what is sent, so that errors of a conversion can be made up for by the next call.
+        adds: Whether it adds the sent elements, so that the next call can make up for errors of a conversion.
         has_payload: Whether elements are sent with it.
     """
 

@@ -28,8 +28,8 @@ from horovodlike.parameter_server import _rules
 from horovodlike.parameter_server._connections import Address, Listener, facts_of
 
 _lock = threading.RLock()
-_listener: Listener | None = None  # of this rank, if it serves
-_own_key: JobKey | None = None  # of a job of one rank
+_listener: Listener | None = None  # the listener of this rank, if it serves
+_own_key: JobKey | None = None  # the key of a job of one rank
 _dedicated: list[Address] | None = None
 
 

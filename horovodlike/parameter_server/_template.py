@@ -1,4 +1,4 @@
-"""The arrays of a parameter server as callers give them and get them."""
+"""The arrays of a parameter server as callers pass and receive them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Template:
 
     Attributes:
         given: The arrays as the core sees them, until `forget`.
-        is_list: Whether callers give and get a list.
-        shapes: By array, its shape.
-        dtypes: By array, its element type.
-        sizes: By array, its number of elements.
+        is_list: Whether callers pass and receive a list.
+        shapes: The shape of each array.
+        dtypes: The element type of each array.
+        sizes: The number of elements of each array.
     """
 
     def __init__(self, value: Any, label: str) -> None:
@@ -46,13 +46,13 @@ class Template:
         self.given = []
 
     def match(self, given: Any, index: int, operation: str, shape: tuple[int, ...] | None = None) -> HostArray:
-        """Return an array as the core sees it; an error says how it differs from that of the template.
+        """Return an array as the core sees it; an error says how it differs from the template's array.
 
         Args:
             given: The array.
             index: Its number.
             operation: The name of the call, for errors.
-            shape: The shape that it must have; None: that of the template.
+            shape: The shape that it must have; None: the template's shape.
         """
         label, shape = f"{self._label}: {operation}", self.shapes[index] if shape is None else shape
         found, which = _on_host(given, label), f"array {index}" if self.is_list else "the array"
@@ -131,7 +131,7 @@ def address(array: NumpyArray) -> int:
 
 
 def written(out: Any, targets: Sequence[HostArray], memory: Sequence[NumpyArray]) -> Any:
-    """Copy what was received to arrays of the caller that lie with gaps; return the caller's object."""
+    """Copy the received elements to arrays of the caller that have gaps; return the caller's object."""
     for target, each in zip(targets, memory, strict=True):
         if each is not target.array:
             target.write(each)

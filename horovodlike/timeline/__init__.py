@@ -5,8 +5,8 @@ files of all ranks. Each tensor is a process of the trace, and each rank a threa
 from the rank's request until the tensor's batch begins, and ``ALLREDUCE`` from then until the batch is done. An arrow
 leads from the request that came last, and late, to the collective on the other ranks, which waited for it.
 
-A profile (``hvdrun --attach``) has such a timeline of some steps, and what the framework did in them, for each rank.
-:func:`merge_profile` makes one trace of it, and :func:`summarize` tells what took the time.
+A profile (``hvdrun --attach``) has such a timeline of some steps, and the framework's activity in them, for each rank.
+:func:`merge_profile` makes one trace of it, and :func:`summarize` says where the time went.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Activity(NamedTuple):
 
 
 def activity_of(profile: RankProfile, window: Interval) -> Activity | None:
-    """Return what the framework did within ``window``; None: it was not recorded."""
+    """Return the framework's activity within ``window``; None: it was not recorded."""
     if profile.events_of_framework is None:
         return None
     events, offset = profile.events_of_framework()

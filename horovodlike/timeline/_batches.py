@@ -14,7 +14,7 @@ LATE_NS = 1_000_000
 """A rank that comes last is late if the first one waits for it this long; the same as in the engine's statistics."""
 
 _JOINED_NS = 2  # a negotiation ends where the collective begins, but for rounding
-_SLACK_NS = 1_000_000  # by which clocks may differ after they were aligned
+_SLACK_NS = 1_000_000  # the difference that clocks may have after they were aligned
 
 
 class TensorRequest(NamedTuple):
@@ -115,7 +115,7 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(content: object) -> Timeline:
-    """Return what the file of a rank's timeline tells.
+    """Return the contents of the file of a rank's timeline.
 
     Raises:
         ValueError: It is not the timeline of a rank.
@@ -144,7 +144,7 @@ def timeline_of(content: object) -> Timeline:
 
 
 def check_one_job(ranks: Iterable[tuple[int, int]]) -> None:
-    """Check that files, of which each has a rank and a size, can be those of one job.
+    """Check that files, of which each has a rank and a size, can belong to one job.
 
     Raises:
         ValueError: They cannot.
@@ -174,7 +174,7 @@ def _batches(events: Sequence[Event], start: int, names: Mapping[int, str]) -> l
         at = begun
         if negotiation is not None:
             at = start + to_ns(negotiation["ts"])
-            if abs(at + to_ns(negotiation["dur"]) - begun) > _JOINED_NS:  # that of an event that was dropped
+            if abs(at + to_ns(negotiation["dur"]) - begun) > _JOINED_NS:  # the negotiation of an event that was dropped
                 negotiation, at = None, begun
         batch = batches.get(number)
         if batch is None:

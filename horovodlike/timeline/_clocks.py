@@ -1,7 +1,7 @@
 """By how much the clocks of hosts differ, as far as collectives prove it. Pure; times are ns.
 
 A batch begins on no rank before all ranks have requested it, and an allreduce ends on no rank before it has begun on
-the last one. So what two hosts know of the same batches bounds the difference of their clocks from both sides, as the
+the last one. So the times of the same batches on two hosts bound the difference of their clocks from both sides, as the
 two directions of a message do in the Network Time Protocol (D. L. Mills, RFC 5905), whose estimate is the middle, too.
 A difference within the bounds may be none: only where zero is out of them the clocks are known to differ.
 """
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 
 from horovodlike.timeline._batches import RankBatch
 
-_CERTAIN_NS = 100_000  # what reading a clock may cost while the host is busy
+_CERTAIN_NS = 100_000  # the time that reading a clock may take while the host is busy
 _NEVER = 1 << 62
 
-# By batch, and whether it is about its begin or its end: the last time on any rank that is before all of it, and the
-# first one that is behind.
+# For each batch, and for its start and its end: the last time on any rank that is before all of it, and the first one
+# that is behind.
 _Times = dict[tuple[object, bool], tuple[int, int]]
 
 
 def corrections(ranks: Iterable[tuple[str, Sequence[RankBatch]]]) -> dict[str, int | None]:
-    """Return what to add to the times of each host, so that they are by the clock of the first one.
+    """Return the correction to add to the times of each host, so that they are by the clock of the first one.
 
     None: the batches contradict each other, as they do if a clock was set meanwhile, so it is not known. Each clock is
     compared with all before it, so the result contradicts no pair of them, and the time is linear.

@@ -20,7 +20,7 @@ _GREATEST = 1e18  # in µs or s: greater times are none
 
 
 class Slice(NamedTuple):
-    """A slice of a trace: its process, its thread, and its begin and end in ns, by one clock."""
+    """A slice of a trace: its process, its thread, and its start and end in ns, by one clock."""
 
     pid: int
     tid: int
@@ -29,7 +29,7 @@ class Slice(NamedTuple):
 
 
 def read(path: Path, check: Callable[[Any], T]) -> T:
-    """Return what ``check`` makes of the content of a JSON file, with None for the numbers that JSON has no words for.
+    """Return the result of ``check`` on the content of a JSON file, with None for numbers that JSON cannot express.
 
     Raises:
         OSError: The file cannot be read.
@@ -101,7 +101,7 @@ def named(what: str, pid: int, **arguments: Any) -> Event:  # noqa: ANN401 - any
 
 
 def arrow(numbers: count[int], name: str, source: Slice, at: int, target: Slice, origin: int = 0) -> Iterator[Event]:
-    """Make an arrow from the moment ``at`` in a slice to the begin of another one, each a slice in which it fits.
+    """Make an arrow from the time ``at`` in one slice to the start of another, if both slices enclose its ends.
 
     Times are ns; the trace counts from ``origin`` on.
     A viewer binds the ends of an arrow to the slices that enclose them, and drops one that ends before it begins.
@@ -119,8 +119,8 @@ def first_free(ends: list[int], begin: int, end: int) -> int:
 
     Args:
         ends: The end of the last slice in each row; a new row is added if all are taken.
-        begin: The begin of the slice, which is not before that of any slice before.
-        end: Its end.
+        begin: The start of the slice, not before the start of any earlier slice.
+        end: The end of the slice.
     """
     row = next((row for row, last in enumerate(ends) if last <= begin), len(ends))
     ends[row : row + 1] = [end]

@@ -22,7 +22,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(some: list[Interval], others: list[Interval]) -> list[Interval]:
-    """Return what is in both sets; takes the number of ``some`` times the logarithm of that of ``others``."""
+    """Return the time that is in both sets; the cost is O(len(some) * log(len(others)))."""
     found = []
     for begin, end in some:
         index = max(0, bisect_right(others, (begin, begin)) - 1)

@@ -80,7 +80,8 @@ def _moved(
 ) -> Iterator[Event]:
     """Yield the events of a rank as they are in the merged timeline.
 
-    A request that was made while the tensor was still being reduced gets another thread: slices of a thread must nest.
+    A request that was made while the tensor was still being reduced is put on another thread: slices of a thread must
+    nest.
     """
     ends: dict[int, list[int]] = {}
     for event in timeline.events:

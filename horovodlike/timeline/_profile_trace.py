@@ -1,4 +1,4 @@
-"""The trace of a profile: all ranks, what their frameworks and the engine did, in one file for Perfetto."""
+"""The trace of a profile: the frameworks' and the engine's activity on all ranks, in one file for Perfetto."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from horovodlike.timeline._events import Event, Slice, arrow, encoded, first_fre
 from horovodlike.timeline._intervals import Interval
 from horovodlike.timeline._profile import RankProfile, read_profile
 
-_BEFORE_NS = 60_000_000_000  # the trace counts from here on, so that what was recorded before the first step has a time
-_ROUNDING_NS = 1000  # by which a slice may exceed the one that it is in; it is cut
-_MOST_ROWS = 32  # of slices of one thread that do not nest; more are cut
-_PSEUDO_PROCESSES = ("Spans", "Traces", "")  # of PyTorch: the whole profile as a slice
+_BEFORE_NS = 60_000_000_000  # the trace's zero is this long before the first step, so that earlier events have a time
+_ROUNDING_NS = 1000  # a slice may exceed its enclosing slice by this; it is cut
+_MOST_ROWS = 32  # rows for slices of one thread that do not nest; slices beyond are cut
+_PSEUDO_PROCESSES = ("Spans", "Traces", "")  # PyTorch shows the whole profile as a slice of these
 
 
 def merge_profile(folder: Path) -> Path:
     """Make one trace of the profile in a folder: ``trace.json``, which https://ui.perfetto.dev opens.
 
     Each rank is a process, with a row for its steps, a row for the batches of collectives, rows for their negotiation,
-    and those of its framework. Clocks of hosts are aligned where collectives prove that they differ. An arrow leads
+    and the rows of its framework. Clocks of hosts are aligned where collectives prove that they differ. An arrow leads
     from the rank that requested a batch last, and late, to the batch on each other rank. A trace that exists is
     replaced once the new one is complete.
 
     Args:
-        folder: What ``hvdrun --attach PID profile`` has written. A rank may lack its timeline or its trace.
+        folder: The output of ``hvdrun --attach PID profile``. A rank may lack its timeline or its trace.
 
     Returns:
         The path of the trace.
@@ -125,7 +125,7 @@ class _Writer:
         )
 
     def _negotiation(self, rank: int, batches: list[RankBatch], process: int) -> Iterator[Event]:
-        """Yield a slice from the first request of each batch to its begin, in as few rows as possible."""
+        """Yield a slice from the first request of each batch to the batch's start, in as few rows as possible."""
         ends: list[int] = []
         threads: list[int] = []
         for batch in sorted(batches, key=lambda batch: batch.first_request):
@@ -214,7 +214,7 @@ def nested(slices: list[Event], shift: int) -> Iterator[tuple[int, Event, Interv
     """Yield the row of each slice of a thread, the slice, and from when to when it lasts in ns, so that rows nest.
 
     A row nests if any two slices in it are apart, or one is within the other: a viewer drops others. Nearly all are in
-    row 0; one that overlaps others there gets a row behind it. Where there are too many rows, slices are shortened.
+    row 0; one that overlaps others there is put into a row behind it. If there are too many rows, slices are shortened.
     """
     timed = []
     for each in slices:

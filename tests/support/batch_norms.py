@@ -24,7 +24,7 @@ def assert_close(actual: torch.Tensor | None, expected: torch.Tensor | None, tol
 
 
 def assert_alike(layer: torch.nn.Module, plain: torch.nn.Module, tolerance: float = 1e-12) -> None:
-    """Check that the layers have the same state, and that gradients over all ranks are those of the joined batch."""
+    """Check that the layers have the same state, and that gradients over all ranks equal the joined batch's."""
     assert layer.state_dict().keys() == plain.state_dict().keys()
     for name, value in plain.state_dict().items():
         assert_close(layer.state_dict()[name], value, tolerance)

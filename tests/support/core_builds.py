@@ -66,7 +66,7 @@ def for_aarch64() -> Path:
 
 
 def _compiled(name: str, options: Sequence[str], targets: Sequence[str]) -> Path:
-    """Compile what has changed into a folder of BUILDS, and return the one of its tests."""
+    """Compile changed files into a folder of BUILDS, and return the folder of its tests."""
     folder = BUILDS / name
     folder.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -101,11 +101,11 @@ class ForkServer:
         theirs.close()
 
     def start(self, program: str, descriptor: int, environ: Mapping[str, str], output: int) -> Child:
-        """Run a Python program in a new process. Its argument is the number of the descriptor that it gets.
+        """Run a Python program in a new process. Its argument is the number of the descriptor that it receives.
 
         Args:
             program: The program's file.
-            descriptor: The descriptor that it gets.
+            descriptor: The descriptor that it receives.
             environ: Its whole environment, except for variables that modules read when they are imported.
             output: The descriptor for its standard output and error.
         """

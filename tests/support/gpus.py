@@ -120,7 +120,7 @@ class Pretence:
             self.stream = before
 
     def functions(self) -> dict[str, Any]:
-        """Return the functions that replace those of `horovodlike.torch._ops.gpu`, by name."""
+        """Return the functions that replace functions of `horovodlike.torch._ops.gpu`, by name."""
         import torch
 
         from horovodlike._engine.ops import GpuStream

@@ -27,9 +27,9 @@ class PlainRanks:
     """Processes, each of which runs a function with its own arguments and environment.
 
     Args:
-        fn: The function; what it returns can be pickled.
-        arguments: By rank, its arguments.
-        environments: By rank, what its environment has beyond this process's.
+        fn: The function; its result can be pickled.
+        arguments: The arguments of each rank.
+        environments: The variables of each rank in addition to this process's.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PlainRanks:
         server = fork_server(MODULES)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         self.children: list[Child] = []
-        self.outputs: list[str] = []  # by rank, what it has printed, once it was collected
+        self.outputs: list[str] = []  # by rank, its output, once it was collected
         self._connections: list[Connection] = []
         self._logs = [tempfile.TemporaryFile() for _ in arguments]  # noqa: SIM115  # closed with the object
         cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])
@@ -81,7 +81,7 @@ class PlainRanks:
         return outcomes
 
     def values(self, timeout: float = 60.0) -> list[Any]:
-        """Return what the function has returned on each rank; an error of a rank is this test's."""
+        """Return the function's result on each rank; an error of a rank is this test's."""
         outcomes = self.collect(timeout)
         assert all(outcome.ok for outcome in outcomes), "\n".join(
             f"--- rank {rank}: {outcome.error}\n{self.outputs[rank]}" for rank, outcome in enumerate(outcomes)

@@ -15,7 +15,7 @@ MS = 1_000_000
 EPOCH = 1_790_000_000_000 * MS
 STEP = 100 * MS
 COMPUTE = 40 * MS
-LATENCY = MS // 20  # from the last request to the begin of a batch
+LATENCY = MS // 20  # from the last request to the start of a batch
 REDUCTION = 5 * MS
 FIRST_STEP = 1204
 
@@ -26,10 +26,10 @@ class MadeJob:
 
     Attributes:
         hosts: The host of each rank.
-        delays: For how long a rank computes longer, in ns.
-        offsets: What the clock of a host is ahead of the true time, in ns.
-        tensors: How many there are, of 1 KiB each; a rank requests one each 10 us.
-        skipped: How many batches a rank did not record, at the begin and at the end.
+        delays: The additional time for which a rank computes, in ns.
+        offsets: The time by which the clock of a host is ahead of the true time, in ns.
+        tensors: The number of tensors, of 1 KiB each; a rank requests one each 10 us.
+        skipped: The number of batches that a rank did not record, at the start and at the end.
     """
 
     hosts: Sequence[str]
@@ -87,7 +87,7 @@ class MadeJob:
         return {"schemaVersion": 1, "traceEvents": events, "epoch_us": epoch}
 
     def about(self, rank: int) -> dict[str, Any]:
-        """Return what a profile says of a rank."""
+        """Return a profile's facts about a rank."""
         offset = self.offsets.get(self.hosts[rank], 0)
         return {
             **{"rank": rank, "size": len(self.hosts), "host": self.hosts[rank], "pid": self.pid, "files": {}},
@@ -137,7 +137,7 @@ def check_trace(events: Sequence[Event]) -> None:
 
 
 def arrows(events: Sequence[Event]) -> list[tuple[Event, Event]]:
-    """Return the begin and the end of each arrow between ranks."""
+    """Return the start and the end of each arrow between ranks."""
     ends: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "release":

@@ -32,7 +32,7 @@ from support.forkserver import Child, fork_server
 COMMON_MODULES = ("numpy", "cloudpickle", "horovodlike.basics")
 IN_HASTE = b"in haste"
 DUMP_STACKS = signal.SIGUSR1
-# After one rank has failed, the others may wait for it for ever: they have so many seconds to answer as well.
+# After one rank has failed, the others may wait for it forever: they have this time, in seconds, to answer as well.
 GRACE_SECONDS = 5.0
 SHM = Path("/dev/shm")
 
@@ -185,7 +185,7 @@ class RankPool:
         return "\n".join(["", *lines])
 
     def output(self, rank: int) -> str:
-        """Return what a rank has printed so far."""
+        """Return the output of a rank so far."""
         descriptor = self._logs[rank].fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 

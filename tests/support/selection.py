@@ -1,4 +1,4 @@
-"""The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
+"""The tests that `make test` runs: all except tests that repeat others' checks, or take long for their findings.
 
 `make test-slow` runs the tests with the mark `slow`, which have to pass each night. Most have a short form without it.
 `make test-aarch64` runs those with the mark `aarch64`, which only `-m aarch64` chooses. `pytest --thorough` runs every

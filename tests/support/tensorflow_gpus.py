@@ -58,7 +58,7 @@ def add_one(tensor: Any) -> Any:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Return a context in which the first GPU runs no kernels; waiting for a kernel inside it blocks for ever."""
+    """Return a context in which the first GPU runs no kernels; waiting for a kernel inside it blocks forever."""
     _library.hold_kernels(0)
     try:
         yield

@@ -36,7 +36,7 @@ def library() -> Path:
     If several processes call this at the same time, such as the ranks of a job, one compiles and the others wait.
 
     Raises:
-        ImportError: The library cannot be compiled, or cannot be stored; the message says what to do.
+        ImportError: The library cannot be compiled, or cannot be stored; the message names the remedy.
     """
     name = f"{_key()}.so"
     for folder in (PACKAGE, _cache()):

@@ -24,7 +24,7 @@ from horovodlike.tensorflow.compression import Compression, Compressor
 
 DTYPES = frozenset(tf.as_dtype(dtype.name) for dtype in engine_ops.DType)
 
-_PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
+_PREFIX = "tensorflow."  # keeps the names apart from names of another framework in the same process
 
 
 Encoded = Any  # a tf.Tensor or a string
@@ -43,7 +43,7 @@ def translated() -> Iterator[None]:
     """Raise the engine's error in place of TensorFlow's, if the job is broken or shut down.
 
     Such an error is recognized by the engine's message, which TensorFlow puts into its own. Other errors are not
-    changed, for instance that of a collective after which the job continues.
+    changed, for instance the error of a collective after which the job continues.
 
     Raises:
         HorovodInternalError: The job has ended; its `__cause__` is the error that TensorFlow has raised.
@@ -61,7 +61,7 @@ class Description(NamedTuple):
     """The arguments of a collective, apart from its kind and its tensors."""
 
     name: str
-    numbered: bool  # the name gets a number when the op runs
+    numbered: bool  # the name receives a number when the op runs
     process_set: int  # its id
     op: int = Sum
     prescale: float = 1.0
@@ -182,7 +182,7 @@ def describe(
     """Return the encoded description of an operation.
 
     In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
-    function. In eager mode it gets a number when it runs.
+    function. In eager mode it receives a number when it runs.
 
     A given name is used without a prefix, so that ranks get an error if they run different operations under one name.
     In a graph this holds only for the first kind of operation under a name. Other kinds get a prefix, because they may
@@ -191,7 +191,7 @@ def describe(
     Raises:
         TypeError: The name is not a string, or `process_set` is not a process set.
         ValueError: The process set cannot be used by this rank, or the name cannot be used.
-        tf.errors.InvalidArgumentError: The graph is to be compiled by XLA.
+        tf.errors.InvalidArgumentError: XLA would compile the graph.
     """
     set_id = set_id_of(process_set)
     check_name(name, operation)
@@ -237,7 +237,7 @@ def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor
 
 
 def outermost(graph: Any) -> Any:
-    """Return the outermost function graph around a graph, such as that of a branch. Names are unique within it."""
+    """Return the outermost function graph around a graph, such as a branch's graph. Names are unique within it."""
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph

@@ -73,7 +73,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank among those of its host, as it is when the op runs (int32)."""
+    """Return this process's local rank, as it is when the op runs (int32)."""
     return ops.horovodlike_local_rank(name=name)
 
 

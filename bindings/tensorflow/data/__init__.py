@@ -30,10 +30,10 @@ def shard(
 
     Args:
         dataset: The dataset to divide.
-        by: "elements": of each `size()` consecutive elements, every rank gets one. Every rank computes all elements of
-            `dataset`, so costly steps should come after this one. "files": each rank reads different files. TensorFlow
-            finds the step of the pipeline that reads files, so other steps may come before this one. There have to be
-            at least as many files as ranks.
+        by: "elements": of each `size()` consecutive elements, every rank receives one. Every rank computes all elements
+            of `dataset`, so costly steps should come after this one. "files": each rank reads different files.
+            TensorFlow finds the step of the pipeline that reads files, so other steps may come before this one. There
+            have to be at least as many files as ranks.
         drop_remainder: With "elements": leave out the last ones if they are too few for all ranks, so that all ranks
             have the same number. If False, the first ranks have one more. With "files" it must be False, as the number
             of elements is not known. Ranks with different numbers of batches need

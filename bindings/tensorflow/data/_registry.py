@@ -2,7 +2,7 @@
 
 It is a server of names and values: a client sets a value, or asks for one and waits until it is set. Rank 0 of the
 processes that compute runs it; the file that `TfDataServiceConfig.write` writes has its addresses and its key.
-Connections are authenticated as those of a job's rendezvous are.
+Connections are authenticated like connections to a job's rendezvous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from horovodlike.errors import RendezvousError
 __all__ = ["ComputeClient", "ComputeService"]
 
 _JOB = job_digest("tf.data service")
-_ASK_AGAIN_SECONDS = 60.0  # an idle connection is not kept for long: what is in between may forget it
+_ASK_AGAIN_SECONDS = 60.0  # an idle connection is not kept for long: a router in between may forget it
 _ATTEMPTS = 16  # a port that is free on one address may be in use on another
 _SHUTDOWN = "shutdown"
 
@@ -92,7 +92,7 @@ class ComputeService:
             name, value = str(message["name"]), message.get("value")
             if not (value is None or value is True or (isinstance(value, str) and value.isascii())):
                 raise TypeError(type(value).__name__)
-        except Exception as error:  # whatever a client sends ends its own connection, and no other
+        except Exception as error:  # invalid input from a client ends its own connection, and no other
             raise ProtocolError(f"it sent an invalid message ({type(error).__name__})") from None
         if value is not None:
             self._values[name] = value
@@ -150,7 +150,7 @@ class ComputeClient:
 
         Args:
             dispatcher_id: The number of the dispatcher.
-            worker_id: The number of the worker among those of all dispatchers.
+            worker_id: The number of the worker among the workers of all dispatchers.
 
         Raises:
             RendezvousError: The registry cannot be reached, or has another key.

@@ -1,6 +1,6 @@
 """TensorFlow's tf.data service for distributed training: other processes run the input pipeline.
 
-Processes of one job compute, and those of another train::
+Processes of one job compute, and processes of another job train::
 
     hvdrun -np 4 python -m horovodlike.tensorflow.data.compute_worker service.json &
     hvdrun -np 2 python train.py service.json
@@ -17,7 +17,7 @@ In the script::
 Each group of ``workers_per_dispatcher`` workers has a dispatcher, which gives them their work. Either one dispatcher
 serves all ranks that train, or each rank has one of its own. Dispatchers run where the workers do, or
 (``dispatcher_side="training"``) in the processes that train, see :func:`tf_data_service`. TensorFlow neither encrypts
-nor authenticates what its dispatchers and workers send.
+nor authenticates the data that its dispatchers and workers send.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def send_to_data_service(
         size: The number of its ranks, for ``round_robin``.
         processing_mode: As for ``tf.data.experimental.service.distribute``.
         reuse_dataset: With one dispatcher: the ranks share the elements of one dataset, first come, first served. Else
-            each rank gets all of them.
-        round_robin: With ``reuse_dataset``: the ranks get elements in turn; the dataset must be infinite.
+            each rank receives all of them.
+        round_robin: With ``reuse_dataset``: the ranks receive elements in turn; the dataset must be infinite.
 
     Raises:
         RuntimeError: The dispatchers run in the processes that train: use :func:`tf_data_service`.

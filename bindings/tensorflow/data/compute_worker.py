@@ -26,11 +26,11 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         timeout: How many seconds dispatchers and workers may take to start.
 
     Raises:
-        ValueError: The number of ranks is no multiple of that of dispatchers, or an argument cannot be used.
+        ValueError: The number of ranks is no multiple of the number of dispatchers, or an argument cannot be used.
         OSError: The file cannot be written.
     """
     file = Path(configfile)
-    file.unlink(missing_ok=True)  # that of an earlier service; all ranks have done so when init() returns
+    file.unlink(missing_ok=True)  # a file of an earlier service; all ranks have removed it when init() returns
     hvd.init()
     if dispatchers < 1 or hvd.size() % dispatchers:
         raise ValueError(

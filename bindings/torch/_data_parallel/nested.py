@@ -24,7 +24,7 @@ def scatter(
         The positional and the keyword arguments of each part.
 
     Raises:
-        TypeError: There is a `PackedSequence`, whose rows are not those of a batch.
+        TypeError: There is a `PackedSequence`, whose rows are not a batch's rows.
         ValueError: A tensor does not have the dimension, or the tensors have different numbers of parts.
     """
     tensors = {id(tensor): tensor for tensor in _tensors_in([*inputs, *kwargs.values()])}
@@ -79,7 +79,7 @@ def _part(value: Any, chunks: Mapping[int, Sequence[torch.Tensor]], index: int) 
 def _rebuilt(container: Any, values: Sequence[Any]) -> Any:
     """Return a container of the same type and with the same keys, but other values."""
     if isinstance(container, dict):
-        result = copy.copy(container)  # which keeps what the type has besides, such as the factory of a defaultdict
+        result = copy.copy(container)  # which keeps other state of the type, such as the factory of a defaultdict
         for key, value in zip(container, values, strict=True):
             result[key] = value
         return result

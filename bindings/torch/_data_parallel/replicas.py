@@ -1,8 +1,8 @@
 """Replicas of a module, kept between steps, whose parameters are branches of the module's own.
 
 The module itself is replica 0. Each other replica consists of *twins*, one for each module in the tree. Before each
-forward pass a twin gets the attributes that its original has then, so whatever was changed is changed in the replica
-too, and whatever the last pass has left in a twin is gone, as in a replica that is made anew.
+forward pass a twin receives the attributes that its original has then, so every change of the module reaches the
+replica, and nothing is left in a twin from its last pass, as in a new replica.
 
 Where a replica is on the device of the module, its parameters have the memory of the module's parameters. Elsewhere
 they are copies, which are written again when the parameters have changed. Buffers are always copies: each updates its
@@ -44,7 +44,7 @@ def modules_of(root: Module) -> list[Module]:
 
 
 def moved(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return copies of tensors on a device; those of other devices are brought there as one tensor for each dtype.
+    """Return copies of tensors on a device; tensors of other devices are moved there as one tensor for each dtype.
 
     Differentiable. A copy may share memory with others.
     """
@@ -143,7 +143,7 @@ class _Branch(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.width = len(sources)
         ctx.devices = [source.device for source in sources]
-        ctx.set_materialize_grads(False)  # a parameter that no replica uses gets no gradient
+        ctx.set_materialize_grads(False)  # a parameter that no replica uses receives no gradient
         return tuple(value.detach() for value in itertools.chain.from_iterable(values))
 
     @staticmethod
@@ -244,7 +244,7 @@ class Replica:
             twin.__dict__.update(module.__dict__, _is_replica=True)
         state = twin.__dict__
         state.pop("_compiled_call_impl", None)  # it would run the original
-        forward = state.get("forward")  # if a method was put over that of the class
+        forward = state.get("forward")  # if an instance attribute replaces the class's method
         if isinstance(forward, MethodType) and forward.__self__ is module:
             state["forward"] = MethodType(forward.__func__, twin)
         return twin

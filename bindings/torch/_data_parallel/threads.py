@@ -25,7 +25,7 @@ class Threads:
     """The threads of the replicas with numbers 1, 2, ...; they exit when this object is gone."""
 
     def __init__(self, count: int) -> None:
-        """Make threads for so many replicas; each starts when it is first used."""
+        """Make threads for `count` replicas, the module included; each starts when it is first used."""
         self._pools = [ThreadPoolExecutor(1, f"data_parallel_{number}") for number in range(1, count)]
 
     def apply(

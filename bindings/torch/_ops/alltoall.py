@@ -68,7 +68,7 @@ def grouped_alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Exchanged, ...]:
-    """Do what `alltoall` does for a list of tensors, of any dtypes, as one operation; return a tuple.
+    """Exchange the rows of a list of tensors, of any dtypes, as `alltoall` does, in one operation; return a tuple.
 
     `splits` has an entry for each tensor. If the entry is None, the tensor's result is the rows received, else the pair
     that `alltoall` returns with splits.

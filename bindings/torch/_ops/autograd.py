@@ -2,8 +2,8 @@
 
 The gradients follow the convention that a loss is averaged over the ranks: where the forward pass sends a value to all
 ranks, the backward pass averages their gradients. An operation in the backward pass is named after the one in the
-forward pass, so ranks match them in whatever order autograd runs them. A tensor that requires a gradient on one rank
-must require one on all.
+forward pass, so ranks match them in any order in which autograd runs them. A tensor that requires a gradient on one
+rank must require one on all.
 """
 
 from __future__ import annotations

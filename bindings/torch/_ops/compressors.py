@@ -10,7 +10,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor to send and whatever `decompress` needs to know about the original."""
+        """Return the tensor to send and a context for `decompress`, such as the original's dtype."""
         raise NotImplementedError
 
     @staticmethod

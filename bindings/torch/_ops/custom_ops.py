@@ -1,9 +1,9 @@
 """The collectives as operators of torch, `torch.ops.horovodlike.*`, for calls in compiled functions.
 
 A compiler may remove an operator whose result is not used, merge two that look alike, and reorder operators. Other
-ranks would then wait for ever. So all operators here are registered with an ordered effect: a graph carries out every
+ranks would then wait forever. So all operators here are registered with an ordered effect: a graph carries out every
 operator that was traced, in the order of the trace, forward and backward. Each rank thus calls them in the same order
-as without the compiler, whatever it has compiled.
+as without the compiler, even if the ranks have compiled different parts.
 
 Arguments that are known when a function is traced, such as the name, are constants of the graph. Unnamed operations
 are counted at run time, by a separate operator, `next_number`. The number is an argument of the unnamed operator and of

@@ -84,7 +84,7 @@ def finish(tensors: Iterable[torch.Tensor]) -> bool:
 def allocator(like: torch.Tensor) -> Callable[[Sequence[int], torch.dtype], torch.Tensor]:
     """Return a function that makes uninitialised tensors on the GPU of `like`, for the stream that is current now.
 
-    Any thread may call the function, whatever its current device, stream and inference mode are.
+    Any thread may call the function, with any current device, stream and inference mode.
     """
     device, stream = like.device, torch.cuda.current_stream(like.device)
 

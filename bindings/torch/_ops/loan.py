@@ -1,4 +1,4 @@
-"""Loans, which keep the memory of tensors that the engine uses in place, whatever Python does meanwhile.
+"""Loans, which keep the memory of tensors that the engine uses in place, even if Python changes the tensors meanwhile.
 
 A reference to a tensor does not keep its memory: `set_`, an assignment to `.data` and `Module.to` give the tensor
 another storage, `resize_` and `share_memory_` give its storage other memory. So a loan holds a copy-on-write clone of

@@ -26,7 +26,8 @@ def context(
 ) -> object:
     """Describe tensors on the CPU without gaps that have this shape and these strides, and the dtype of another tensor.
 
-    `address` is that of the request's description in the engine. Raises TypeError if DLPack does not know the dtype.
+    `address` is the address of the request's description in the engine. Raises TypeError if DLPack does not know the
+    dtype.
     """
 
 def calls(context: object) -> tuple[_Enqueue, _Take, _Enqueue, _Take]:

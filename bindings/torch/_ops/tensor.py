@@ -106,7 +106,7 @@ def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tens
 
 
 def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:
-    """Return an engine output as a tensor with rows like those of `like`. On the CPU it keeps that memory, uncopied."""
+    """Return an engine output as a tensor with rows shaped as in `like`. On the CPU it keeps that memory, uncopied."""
     shape = (output.shape[0], *like.shape[1:])
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=like.dtype, device=like.device)

@@ -86,7 +86,7 @@ class ErrorFeedbackReducer(GradientReducer):
         return {kind: entries for kind, entries in self.state_dict().items() if kind != "residuals"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned. All ranks have to call this.
+        """Continue from a state that `state_dict` returned. All ranks have to call this.
 
         Raises:
             ValueError: It is the state of another kind of object.

@@ -1,7 +1,7 @@
 """The exchange between the parameters of a rank and those at the servers: when to send, to receive, and to combine.
 
 Downpour: J. Dean et al., Large Scale Distributed Deep Networks, 2012. EASGD: S. Zhang, A. Choromanska, Y. LeCun, Deep
-learning with Elastic Averaging SGD, 2015, https://arxiv.org/abs/1412.6651. The options are those of TorchMPI.
+learning with Elastic Averaging SGD, 2015, https://arxiv.org/abs/1412.6651. The options are TorchMPI's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExchangeOptions:
 
 
 class ServerExchange(ABC):
-    """Counts the steps of a rank, and after each one does what is due. For one thread.
+    """Counts the steps of a rank, and after each one sends and receives if this is due. For one thread.
 
     Attributes:
         server: The client of the servers; None during the warm-up, and where the rank is not in the process set.
@@ -100,10 +100,10 @@ class ServerExchange(ABC):
             self._receive()
 
     def before_step(self) -> None:  # noqa: B027  # nothing to do
-        """Take what the exchange needs from before the rank's own step."""
+        """Take the values that the exchange needs from before the rank's own step."""
 
     def after_step(self, groups: Groups) -> None:
-        """Count a step, and do what is due after it. `groups`: the optimizer's parameter groups."""
+        """Count a step, and send and receive if this is due. `groups`: the optimizer's parameter groups."""
         self._steps += 1
         if self._steps < 0:
             return
@@ -124,7 +124,7 @@ class ServerExchange(ABC):
 
     @abstractmethod
     def _exchange(self, groups: Groups, is_due: bool) -> None:
-        """Send, and combine the parameters with those of the servers if this is due."""
+        """Send, and combine the parameters with the servers' values if this is due."""
 
     def pull(self) -> None:
         """Copy the servers' values to the parameters, on all ranks of the data-parallel set."""
@@ -135,7 +135,7 @@ class ServerExchange(ABC):
         self._broadcast()
 
     def flush(self) -> None:
-        """Wait until the servers have carried out what this rank has sent, and sent what it has asked for."""
+        """Wait until the servers have carried out this rank's updates, and have sent the values that it requested."""
         self._finish_send()
         self._finish_receive()
 
@@ -150,7 +150,7 @@ class ServerExchange(ABC):
             handle.wait()
 
     def close(self) -> None:
-        """Send what is left, and close the client of the servers, together with all ranks of the process set."""
+        """Send the remaining updates, and close the servers' client, together with all ranks of the process set."""
         server = self.server
         if server is not None and not self.is_closed:
             try:
@@ -168,7 +168,7 @@ class ServerExchange(ABC):
         self.is_closed, self.server = True, None
 
     def _send_rest(self) -> None:  # noqa: B027  # nothing is left
-        """Send what has not been sent yet."""
+        """Send the updates that are not sent yet."""
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
         """Have the servers add tensors, which must stay as they are until `flush`."""
@@ -180,7 +180,7 @@ class ServerExchange(ABC):
         return self.server
 
     def _receive(self) -> None:
-        self.flush()  # so that the values include what this rank has sent, and their memory is free
+        self.flush()  # so that the values include this rank's updates, and their memory is free
         self._receiving = self._client().receive(out=self._values)
         self._is_received = True
 
@@ -195,7 +195,7 @@ class ServerExchange(ABC):
     def _tick(self) -> None:
         """End a clock; wait while this rank is more than the staleness ahead of another one."""
         if self._options.staleness is not None:
-            self._finish_send()  # what belongs to this clock
+            self._finish_send()  # the updates of this clock
             self._client().tick().wait()
 
     def _copy(self, values: Sequence[torch.Tensor]) -> None:
@@ -229,7 +229,7 @@ class DownpourExchange(ServerExchange):
         send_frequency: int,
         local_update: LocalUpdate,
     ) -> None:
-        """Prepare the exchange; `send_frequency` and `local_update` are those of `DownpourOptimizer`."""
+        """Prepare the exchange; `send_frequency` and `local_update` are as for `DownpourOptimizer`."""
         self._send_frequency = send_frequency
         self._local_update = local_update
         self.needs_gradients = local_update != "step"
@@ -245,7 +245,7 @@ class DownpourExchange(ServerExchange):
             self._spare = [torch.zeros_like(value) for value in self._values]  # sent, while the others accumulate
 
     def before_step(self) -> None:
-        """Add the gradients to those accumulated; or keep the parameters, to learn what the step will change."""
+        """Add the gradients to the accumulated ones; or keep the parameters, to compute the step's changes after it."""
         if not (self.has_begun and self._is_client):
             return
         self._check_shapes()

@@ -2,7 +2,7 @@
 
 A `Compressor` of `horovodlike.torch.compression` turns one tensor into one tensor that is summed over the ranks.
 A method that needs several rounds of communication, or gathers instead of summing, or keeps a state between steps, is a
-`GradientReducer`: an object that gets all gradients of a step together.
+`GradientReducer`: an object that receives all gradients of a step together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Collectives(Protocol):
     def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
         """Return, for each tensor, the tensors of all ranks, stacked by rank along a new first dimension.
 
-        This is one operation. Arguments and errors are those of `average`; integer tensors are allowed as well.
+        This is one operation. Arguments and errors are as for `average`; integer tensors are allowed as well.
         """
 
 
@@ -61,7 +61,8 @@ class GradientReducer(ABC):
     def reduce(self, gradients: NamedGradients, ranks: Collectives) -> None:
         """Replace each gradient, in place, by an approximation of its average over the ranks.
 
-        Called without gradient recording. Every rank must get the same bits. If this raises, the step is abandoned.
+        Called without gradient recording. The result must have the same bits on every rank. If this raises, the step is
+        abandoned.
 
         Args:
             gradients: Names of parameters and their gradients: dense, floating point, of any shape, stride and device.
@@ -82,7 +83,7 @@ class GradientReducer(ABC):
         return self.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from a state that `state_dict` returned.
 
         Raises:
             ValueError: It is the state of another kind of object.

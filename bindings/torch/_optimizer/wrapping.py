@@ -81,7 +81,7 @@ class Wrapper(torch.optim.Optimizer):
 def subclass_instance(methods: type[Wrapper], optimizer: torch.optim.Optimizer) -> Any:
     """Return an object that shares all the optimizer's attributes.
 
-    Its class has the name of the optimizer's class, and the methods override those of that class.
+    Its class has the name of the optimizer's class, and `methods` override that class's methods.
     """
     base = type(optimizer)
     wrapper: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))

@@ -1,1 +1,1 @@
-"""The parts of the training loop (`horovodlike.torch.training_loop`): its hooks, its batches, and what it reports."""
+"""The parts of the training loop (`horovodlike.torch.training_loop`): its hooks, its batches, and its reports."""

@@ -1,8 +1,8 @@
 """The batches of a training loop: read and copied to the device ahead, counted, and recorded when they are done.
 
-A source of data is an iterable of batches. Those of two kinds know which of their samples are done, and continue
+A source of data is an iterable of batches. Sources of two kinds know which of their samples are done, and continue
 there by themselves: a `DynamicPartition`, also one that a `RecordReader` reads, and a loader over an `ElasticSampler`.
-Of all others, the loop counts the batches that it has taken and skips as many when it continues.
+From all other sources, the loop counts the batches that it has taken and skips as many when it continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BatchSource:
 
     Args:
         data: The iterable of batches.
-        read: Makes inputs and targets of what `data` yields; None if it yields such pairs.
+        read: Makes inputs and targets of a batch that `data` yields; None if it yields such pairs.
         device: The device to which they are copied.
         ahead: The number of batches that a thread prepares ahead; with 0 there is no thread.
 
@@ -81,7 +81,7 @@ class BatchSource:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if a rank may get batches without samples."""
+        """True if a rank may receive batches without samples."""
         return self._partition is not None
 
     def check_for_training(self, model: torch.nn.Module, is_elastic: bool) -> None:
@@ -105,7 +105,7 @@ class BatchSource:
             )
 
     def random_state(self) -> bytes:
-        """Return the states of all generators of random numbers of this rank: those of the data are among them."""
+        """Return the states of all generators of random numbers of this rank, including the data's generators."""
         return random_state(self._device, self._generators)
 
     def set_random_state(self, state: bytes) -> None:
@@ -120,7 +120,7 @@ class BatchSource:
                 part.set_epoch(epoch)
 
     def left(self, done: int) -> int | None:
-        """Return how many batches of this epoch are left when so many are done; None if the data have no length."""
+        """Return how many batches of this epoch are left after `done` batches; None if the data have no length."""
         try:
             length = len(self._data)
         except TypeError:
@@ -128,12 +128,12 @@ class BatchSource:
         return length if self.position is not None else max(length - done, 0)
 
     def batches(self, done: int, states: tuple[bytes, bytes] | None = None) -> Generator[DeviceBatch, None, None]:
-        """Yield the rest of the epoch, of which so many batches are done.
+        """Yield the rest of the epoch, after the batches that are done.
 
         Close the iterator: this ends its thread, and drops the batches that it has prepared.
 
         Args:
-            done: The number of batches.
+            done: The number of batches that are done.
             states: If the epoch is continued, the random state at its beginning, with which shuffled data have the same
                 order again, and that after the last batch that is done.
         """
@@ -141,7 +141,7 @@ class BatchSource:
         yield from _ReadAhead(self._ahead, lambda: self._prepared(skipped, states), self._stream)
 
     def record(self, samples: int) -> None:
-        """Record that the step with the oldest batch not yet recorded has been taken, with so many samples."""
+        """Record that the step with the oldest batch not yet recorded has been taken, with this number of samples."""
         if isinstance(self._sampler, ElasticSampler):
             self._sampler.record_batch(0, samples)
         elif self._partition is not None and self._partition.recording == "manual":

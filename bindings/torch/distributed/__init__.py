@@ -17,7 +17,7 @@ from torch.distributed import Backend
 
 
 def check_version(version: str) -> None:
-    """Make sure that a release of PyTorch has what the backend needs.
+    """Make sure that a release of PyTorch is new enough for the backend.
 
     Raises:
         ImportError: The release is older than 2.1.

@@ -1,8 +1,8 @@
 """Names for the operations of a process group. The ranks start operations in the same order, and match them by name.
 
 The name of an operation depends on the `_BEFORE` operations before it, and not on the operation itself. So ranks that
-disagree about an operation have the same name for it, and get an error that says what differs. And a program that
-repeats its operations gets the same names for the same operations, so the engine knows them already. Many equal
+disagree about an operation have the same name for it, and receive an error that names the difference. And a program
+that repeats its operations has the same names for the same operations, so the engine knows them already. Many equal
 operations in a row cycle through `_ALIKE` names. The engine runs operations of the same name one after the other.
 
 Few names are better than many: the data that the engine keeps for a new name lies between the tensors of the program,
@@ -10,9 +10,9 @@ and a large tensor freed between them leaves a gap that may be too small for the
 
 Behind an operation about which the ranks disagreed, operations have different names on the ranks for a while. They wait
 until they time out, or are combined with another operation of the other ranks. The group is one sequence for the
-engine, which then fails those that complete. A program that waits for each operation before it starts the next one gets
-the error first, and continues with new names (`restart`). If others were started before the error, the ranks may
-restart at different operations, so the group must not be used any more.
+engine, which then fails operations that complete. A program that waits for each operation before it starts the next one
+receives the error first, and continues with new names (`restart`). If others were started before the error, the ranks
+may restart at different operations, so the group must not be used any more.
 """
 
 from __future__ import annotations

@@ -113,13 +113,13 @@ class Reductions(Operations):
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HvdWork:
-        """Reduce a tensor; each rank gets its part of the elements."""
+        """Reduce a tensor; each rank receives its part of the elements."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> HvdWork:
-        """Reduce several tensors as one operation; each rank gets its part of the elements of each."""
+        """Reduce several tensors as one operation; each rank receives its part of the elements of each."""
         op, prescale = reduction(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
         whole = [flat(to_reduce(one, op, "reduce_scatter")) for one in inputs]
         parts = [to_reduce(one, op, "reduce_scatter") for one in outputs]
@@ -159,7 +159,7 @@ class Reductions(Operations):
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> HvdWork:
-        """Reduce a list of tensors, of which each rank gets one."""
+        """Reduce a list of tensors, of which each rank receives one."""
         output = one_tensor(outputs, "reduce_scatter")
         given = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
         if len(given) != self._team.size:

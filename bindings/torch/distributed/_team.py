@@ -105,7 +105,7 @@ class Team:
             signature: The attributes that are equal on all ranks, besides `kind`, `op`, `prescale` and `root`.
             inputs: Tensors in memory.
             outputs: Tensors in memory for the results; empty if there are `destinations`.
-            results: The caller's tensors, which get the result in the end.
+            results: The caller's tensors, which receive the result in the end.
             op: The reduction.
             prescale: The factor applied before the reduction.
             root: The root's rank in the job.
@@ -145,7 +145,7 @@ class Team:
         Args:
             signature: See `start`.
             inputs: Tensors on one device.
-            result: The caller's tensor, which gets the result in the end.
+            result: The caller's tensor, which receives the result in the end.
             finish: Puts the result into the caller's tensor. It takes the rows of all ranks for each input.
             timeout: See `start`.
         """

@@ -1,4 +1,4 @@
-"""From the tensors and options of torch.distributed to those of the engine."""
+"""Converts tensors and options of torch.distributed to the engine's."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Operation:
         handle: The engine's handle.
         outputs: The tensors that get the result.
         timeout: Seconds that a wait may take; None for no limit.
-        on_timeout: Returns the error for a wait that has taken so many seconds.
+        on_timeout: Returns the error for a wait that has taken the given number of seconds.
         consume: Consumes the handle when the operation is complete, and puts the result into the tensors.
     """
 
@@ -78,7 +78,7 @@ class Operation:
         return self._done
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for the result, for so many seconds at most; None: for the timeout of the operation.
+        """Wait for the result, for `seconds` at most; None: for the timeout of the operation.
 
         Raises:
             HorovodInternalError: The operation has failed.
@@ -91,7 +91,7 @@ class Operation:
             raise self._error
 
     def help(self, seconds: float) -> bool:
-        """Wait for the operation for so many seconds at most; return whether it is done."""
+        """Wait for the operation for `seconds` at most; return whether it is done."""
         if not self._done:
             with contextlib.suppress(KeyError):
                 if not ops.wait_within(self._handle, seconds):

@@ -25,9 +25,10 @@ class ElasticSampler(Sampler[int]):
             state.commit()
         state.sampler.set_epoch(epoch + 1)
 
-    Ranks get the indices in turn. So the indices that all ranks have processed after a batch are the first ones of the
-    epoch's order, and an epoch that is resumed with other ranks continues after them. Indices may be repeated at the
-    end, so that all ranks get the same number. If each sample must count once, use `horovodlike.data.DynamicPartition`.
+    Ranks receive the indices in turn. So the indices that all ranks have processed after a batch are the first ones of
+    the epoch's order, and an epoch that is resumed with other ranks continues after them. Indices may be repeated at
+    the end, so that all ranks receive the same number. If each sample must count once, use
+    `horovodlike.data.DynamicPartition`.
 
     Not thread-safe.
 
@@ -42,8 +43,8 @@ class ElasticSampler(Sampler[int]):
         num_replicas: Number of ranks that share the remaining indices.
         rank: The rank of this process.
         remaining_indices: The indices that were not processed at the last `reset`, in the epoch's order.
-        num_samples: Number of indices that each rank gets.
-        total_size: Number of indices that all ranks together get.
+        num_samples: Number of indices that each rank receives.
+        total_size: Number of indices that all ranks together receive.
 
     Raises:
         ValueError: Not initialised.
@@ -111,5 +112,5 @@ class ElasticSampler(Sampler[int]):
         return itertools.islice(again_and_again, self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """Return the number of indices that this rank gets."""
+        """Return the number of indices that this rank receives."""
         return self.num_samples

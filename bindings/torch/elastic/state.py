@@ -268,7 +268,7 @@ class Stateful(Protocol):
 
 
 class StateDictHandler(StateHandler):
-    """Saves any object with `state_dict` and `load_state_dict`; `load_state_dict` gets a copy of the saved state."""
+    """Saves any object with `state_dict` and `load_state_dict`, which receives a copy of the saved state."""
 
     value: Stateful
 

@@ -7,8 +7,8 @@ Example::
     mlp = hvd.nn.ParallelMLP(1024, 4096)
     output = mlp(input)  # the same input on all ranks, and the same output
 
-Output, gradients of the input and gradients of the weights are those of the unsplit layer. docs/users/model_parallel.md
-describes how to combine them with data parallelism.
+Output, gradients of the input and gradients of the weights are the same as with the unsplit layer.
+docs/users/model_parallel.md describes how to combine the layers with data parallelism.
 
 The modules behind this façade:
 

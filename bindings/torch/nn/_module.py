@@ -47,7 +47,7 @@ class ParallelModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch has no annotations here
-        _layers.add(self)  # a copy, or what was pickled
+        _layers.add(self)  # this is a copy or an unpickled layer
 
     @property
     def process_set(self) -> ProcessSet:
@@ -58,7 +58,7 @@ class ParallelModule(torch.nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew: those of a new unsplit layer, of which each rank keeps its part.
+        """Draw new parameters of an unsplit layer, of which each rank keeps its part.
 
         All ranks of the set need torch's generator in the same state before, and have it in the same state afterwards.
         """

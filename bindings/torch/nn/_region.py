@@ -1,4 +1,4 @@
-"""The collectives of split layers, each with the backward pass that makes the gradients those of the unsplit layer.
+"""The collectives of split layers, each with a backward pass that gives the gradients of the unsplit layer.
 
 All ranks of the process set compute the same loss, so a gradient is neither summed over copies of the loss nor
 averaged. Between a tensor that all ranks have (*whole*) and one of which each rank has its part, there are four ways:
@@ -77,7 +77,7 @@ class _Sum(torch.autograd.Function):
         name = f"{region.name}.sum"
         if summand.is_meta:
             return summand.clone()
-        if torch.compiler.is_compiling():  # the compiler decides what is done in place
+        if torch.compiler.is_compiling():  # the compiler decides which operations work in place
             return allreduce(summand, name=name, op=Sum, process_set=region.process_set)
         ctx.mark_dirty(summand)
         return allreduce_(summand, name=name, op=Sum, process_set=region.process_set)
@@ -125,9 +125,9 @@ class _Split(torch.autograd.Function):
 def own_random_stream(region: Region, device: torch.device) -> Iterator[None]:
     """Have torch's generator of a device give this rank numbers of its own, others on each call.
 
-    One number is drawn from torch's generator of the CPU. With the rank's place it is the seed for what follows; after
-    that, the generators continue from there. So they have the same state on all ranks of the set afterwards, if they
-    had before, and a recomputation that restores their state gets the same numbers.
+    One number is drawn from torch's generator of the CPU. With the rank's place it is the seed within the context;
+    after the context, the generators continue from there. So they have the same state on all ranks of the set
+    afterwards, if they had before, and a recomputation that restores their state draws the same numbers.
     """
     seed = int(torch.randint(2**48, (), device="cpu")) * region.num_ranks + region.place
     if device.type == "cpu":

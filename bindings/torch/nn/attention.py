@@ -28,9 +28,9 @@ class ParallelSelfAttention(ParallelModule):
     training mode with `dropout` above 0, the layer draws one number from torch's generator on the CPU, which must have
     the same state on all ranks of the set. That number and the rank's place in the set are the seed of a stream that is
     used in this pass only. So ranks drop independently of each other, activation checkpointing recomputes the same
-    result, and after the pass the generators still agree. With dropout the output is not that of the unsplit layer.
+    result, and after the pass the generators still agree. With dropout the output differs from the unsplit layer's.
 
-    What `ColumnParallelLinear` demands of the ranks, this layer demands too.
+    The requirements on the ranks are the same as for `ColumnParallelLinear`.
 
     Args:
         embed_dim: The size of the last dimension of the input and the output; a multiple of `num_heads`.

@@ -20,12 +20,12 @@ class VocabParallelEmbedding(ParallelModule):
     sent. Parameter: `weight` of shape (num_embeddings / ranks, embedding_dim). A `ColumnParallelLinear` to logits,
     without a bias, may share it: `head.weight = embedding.weight`.
 
-    What `ColumnParallelLinear` demands of the ranks, this layer demands too.
+    The requirements on the ranks are the same as for `ColumnParallelLinear`.
 
     Args:
         num_embeddings: The size of the vocabulary; a multiple of the number of ranks.
         embedding_dim: The size of each embedding.
-        padding_idx: As for `torch.nn.Embedding`: the index whose embedding begins as 0 and gets no gradient.
+        padding_idx: As for `torch.nn.Embedding`: the index whose embedding begins as 0 and receives no gradient.
         process_set: The ranks.
         device: As for `torch.nn.Embedding`.
         dtype: As for `torch.nn.Embedding`.

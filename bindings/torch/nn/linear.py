@@ -87,7 +87,7 @@ class RowParallelLinear(_ParallelLinear):
     the input is whole. Parameters: `weight` of shape (out_features, in_features / ranks), and `bias` of shape
     (out_features), which all ranks have; its gradient is the same on all.
 
-    What `ColumnParallelLinear` demands of the ranks, this layer demands too.
+    The requirements on the ranks are the same as for `ColumnParallelLinear`.
 
     Args:
         in_features: The input features of all ranks together; a multiple of the number of ranks.

@@ -24,13 +24,13 @@ def vocab_parallel_cross_entropy(
 ) -> torch.Tensor:
     """Return the cross-entropy of logits of which each rank has the part for its words.
 
-    The result is that of `torch.nn.functional.cross_entropy` for the whole logits, the same on all ranks, and so are
+    The result equals `torch.nn.functional.cross_entropy` of the whole logits, the same on all ranks, and so do
     the gradients. The ranks exchange the maximum and two or three sums for each target, never logits. logits of 16 bits
     are computed with in float32, and so is the result.
 
     Args:
-        logits: Floating-point, of shape (..., vocabulary / ranks): what `ColumnParallelLinear` with
-            `gather_output=False` returns.
+        logits: Floating-point, of shape (..., vocabulary / ranks), as returned by `ColumnParallelLinear` with
+            `gather_output=False`.
         target: The indices of the right words, int32 or int64, of shape (...), the same on all ranks.
         process_set: The ranks.
         ignore_index: A target of this value counts for nothing.

@@ -18,7 +18,7 @@ from horovodlike.torch.nn._module import ParallelModule
 def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Return the `state_dict()` of the unsplit model, on all ranks.
 
-    All ranks of the process sets of the model's layers have to call this. What is not split is taken from this rank.
+    All ranks of the process sets of the model's layers have to call this. Unsplit entries are taken from this rank.
 
     Args:
         model: A model, some of whose layers are split.
@@ -41,12 +41,12 @@ def load_full_state_dict(model: torch.nn.Module, state: Mapping[str, Any], stric
 
     Args:
         model: A model, some of whose layers are split, in any way.
-        state: What `full_state_dict` has returned for a model that was split in any way, or the `state_dict()` of an
+        state: The result of `full_state_dict` for a model that was split in any way, or the `state_dict()` of an
             unsplit model with the same names.
         strict: As for `torch.nn.Module.load_state_dict`.
 
     Returns:
-        What `load_state_dict` returns: the names that are missing and those that are unexpected.
+        The result of `load_state_dict`: the missing and the unexpected names.
 
     Raises:
         RuntimeError: Names or shapes do not fit, as `load_state_dict` says.
@@ -98,10 +98,9 @@ def load_full_optimizer_state_dict(
     """Load the state of an optimizer of the unsplit model: this rank takes its parts. Nothing is sent.
 
     Args:
-        optimizer: An optimizer of the model's parameters, in the order of those of the optimizer that was saved.
+        optimizer: An optimizer of the model's parameters, in the same order as in the saved optimizer.
         model: A model, some of whose layers are split, in any way.
-        state: What `full_optimizer_state_dict` has returned, or the `state_dict()` of an optimizer of the unsplit
-            model.
+        state: The result of `full_optimizer_state_dict`, or the `state_dict()` of an optimizer of the unsplit model.
 
     Raises:
         ValueError: The parameters do not fit, as `Optimizer.load_state_dict` says.
@@ -119,10 +118,10 @@ def load_full_optimizer_state_dict(
 def clip_grad_norm_(
     model: torch.nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
-    """Do what `torch.nn.utils.clip_grad_norm_` does for all parameters of the unsplit model; return their norm before.
+    """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does in the unsplit model; return their norm before.
 
     All ranks of the process sets of the model's layers have to call this, when the gradients are reduced. The arguments
-    are those of torch's function, but for the model; `norm_type` must be above 0. The norm is in float64.
+    are as for torch's function, except for the model; `norm_type` must be above 0. The norm is in float64.
     """
     norm_type = float(norm_type)
     if not norm_type > 0:

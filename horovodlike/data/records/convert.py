@@ -47,7 +47,7 @@ def convert_images(
         images: The folder.
         output: The folder to be made. It may exist if it is empty.
         records_per_shard: The images of each file but the last.
-        shuffle: Write the images in an order drawn from ``seed``, in place of that of labels and names. Partitions
+        shuffle: Write the images in an order drawn from ``seed``, instead of by label and name. Partitions
             shuffle tasks, not the records within a task.
         seed: The seed of the order.
         on_progress: Called with the number of images that are written, and of all images.

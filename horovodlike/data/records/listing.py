@@ -53,7 +53,7 @@ class RecordSet:
         Args:
             records_per_task: The most records of a task; None for a whole row group (Parquet) or record batch (Arrow),
                 and for 1024 records of other sources. No task goes beyond a row group or record batch: these are read
-                and decoded at once, so much smaller tasks of them cost time.
+                and decoded at once, so tasks that are far smaller cost time.
 
         Raises:
             ValueError: ``records_per_task`` is not positive.
@@ -76,12 +76,11 @@ def list_records(paths: Paths) -> RecordSet:
     ``.tfrecord``, ``.tfrecords``; ``.array_record``, ``.arrayrecord``. A folder of images has a folder for each label.
     In folders, names that begin with a dot or an underscore are ignored.
 
-    All ranks must get the same tasks. Where files are on shared storage, one rank can list them for all, by
+    All ranks must have the same tasks. Where files are on shared storage, one rank can list them for all, by
     ``hvd.broadcast_object``. Where each host has a copy, each rank must list its own.
 
     Args:
-        paths: A file or a folder; or several files, all of one format. The order of files in a folder is that of their
-            names.
+        paths: A file or a folder; or several files, all of one format. Files in a folder are ordered by name.
 
     Returns:
         The sources, from which the tasks of a partition are made, and which a ``RecordReader`` reads.

@@ -33,7 +33,7 @@ class RecordReader(AsyncDataLoaderMixin, BaseDataLoader):
 
     A record of a Parquet or Arrow file is a dictionary of the row's values; one of a TFRecord or ArrayRecord file is
     its bytes; one of a folder of images is a dictionary with ``image`` (bytes of the file), ``label`` and ``name``. The
-    checksums that a format has are compared. The order of the batches is that of the partition.
+    checksums that a format has are compared. The batches come in the partition's order.
 
     Each iteration has a thread, which reads and decodes at most ``prefetch + 1`` batches ahead, and ends with the
     iteration, or when its loop is left. An error of the thread is raised in the loop. One file is open at a time, and
@@ -45,8 +45,8 @@ class RecordReader(AsyncDataLoaderMixin, BaseDataLoader):
         records: The records, from ``list_records``.
         partition: A partition of the tasks of ``records``. A ``DynamicPartition`` that is read ahead must have
             ``record="manual"``, and ``partition.record()`` be called after each step.
-        decode: A function from a record to what the batch contains in its place; called in the thread.
-        prefetch: How many batches wait ready for the loop; with 0 there is no thread.
+        decode: A function that turns a record into the element of the batch; called in the thread.
+        prefetch: The number of batches that are kept ready for the loop; with 0 there is no thread.
 
     Raises:
         TypeError: ``records`` is no ``RecordSet``.

@@ -25,8 +25,8 @@ class RecordSource:
     Attributes:
         path: The file; of images, the folder of a label.
         format: The class that reads it.
-        ends: The number of records up to the end of each unit: of what the format reads and decodes at once.
-        stamps: That of the file, or one for each image.
+        ends: The number of records up to the end of each unit, which the format reads and decodes at once.
+        stamps: The stamp of the file, or one for each image.
         index: The format's own data for finding a record.
     """
 
@@ -79,7 +79,7 @@ class RecordFile(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most formats keep nothing open
-        """Close what is open."""
+        """Close the open files."""
 
 
 def library(module: str, purpose: str) -> Any:

@@ -68,7 +68,7 @@ def check_installed_version(name: str, version: str, exception: Exception | None
     Args:
         name: The framework.
         version: Its version.
-        exception: What the framework's extension raised when it was loaded.
+        exception: The error that the framework's extension raised when it was loaded.
     """
     if exception is not None:
         raise exception
@@ -214,4 +214,4 @@ class HorovodBasics:
 
 
 shared_basics = HorovodBasics()
-"""What ``horovod.torch.mpi_ops._basics`` and its like are."""
+"""The object behind ``horovod.torch.mpi_ops._basics`` and the like."""

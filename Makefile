@@ -30,12 +30,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dev demo demo-tf test test-slow test-all test-aarch64 sanitize tools wheels bench gpu lint docs pictures clean
+.PHONY: help dev ecosystem demo demo-tf test test-slow test-all test-aarch64 sanitize tools wheels bench gpu lint docs \
+  pictures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-dev: $(STAMPS)/dev build/import ## build and install into .venv, with all that tests and editors need
+dev: $(STAMPS)/dev build/import ## build and install into .venv, with what `make test`, `make lint` and editors need
+
+ecosystem: $(STAMPS)/ecosystem ## install Ray, Spark, Sphinx and what else `make test-slow`, `docs` and `bench` need
 
 demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compare
 	$(BIN)/python examples/demo.py
@@ -46,10 +49,10 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which it leaves out
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(STAMPS)/dev ## run the tests that take long, which have to pass each night
+test-slow: $(STAMPS)/ecosystem ## run the tests that take long, which have to pass each night
 	$(PYTEST) -m slow
 
-test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, and the core under sanitizers
+test-all: $(STAMPS)/ecosystem ## run every test, with all combinations of parameters, and the core under sanitizers
 	$(PYTEST) --thorough
 
 sanitize: $(STAMPS)/dev ## run the tests of the core under ThreadSanitizer and AddressSanitizer
@@ -65,7 +68,7 @@ tools: ## as root on Debian, install the servers that the tests of several hosts
 wheels: $(PACKAGING)/stamp ## build the sdist and the wheels of each architecture into dist
 	$(PACKAGING)/bin/python packaging/wheels.py
 
-bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy, DDP and iperf3: twenty minutes on a quiet machine
+bench: $(STAMPS)/ecosystem ## measure against Gloo, MPI, memcpy, DDP and iperf3: twenty minutes on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 # Without a GPU it fails at once and says why: tests that skip themselves would look like success.
@@ -81,13 +84,13 @@ lint: $(STAMPS)/dev ## ruff, mypy, import-linter, clang-format, wording
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tests/docs/words.py
 
-docs: $(STAMPS)/dev ## write what comes from the source (settings.md, diagrams), and the site: build/docs/site
+docs: $(STAMPS)/ecosystem ## write what comes from the source (settings.md, diagrams), and the site: build/docs/site
 	$(BIN)/python docs/developers/diagram.py
 	$(BIN)/python docs/generate.py
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build -W --keep-going -q -c docs -d build/docs/doctrees $(DOCS_FLAGS) build/docs/source \
 	  build/docs/site
 
-pictures: $(STAMPS)/dev ## write the pictures in docs/users that the browser makes of the monitor's page
+pictures: $(STAMPS)/ecosystem ## write the pictures in docs/users that the browser makes of the monitor's page
 	$(BIN)/pytest --pictures tests/monitor/test_monitor_page.py::test_the_picture_in_the_documentation
 
 clean: ## remove all that make made, except benchmarks/results
@@ -133,8 +136,8 @@ $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)
 	PATH="$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --config-settings=cmake.define.HVL_TESTS=OFF '.[torch,examples]'
 	touch $@
 
-# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; all
-# that the tests import is installed meanwhile, and the frameworks are imported once: each of the test processes, which
+# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; what
+# `make test` imports is installed meanwhile, and the frameworks are imported once: each of the test processes, which
 # begin together, would compile them to bytecode. A process each: TensorFlow and Triton, which PyTorch's compiler
 # imports, can abort in one. For so many packages pip takes minutes, uv seconds; but the frameworks come first, by pip,
 # which knows its settings.
@@ -143,8 +146,14 @@ $(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc'
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
 	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
 	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && $(BIN)/uv pip install --python $(BIN)/python \
-	  --quiet --system-certs $(PIP_FLAGS) -r pyproject.toml --extra torch --extra tensorflow --extra keras --extra dev && \
+	  --quiet --system-certs $(PIP_FLAGS) -r pyproject.toml --extra torch --extra tensorflow --extra test && \
 	$(BIN)/python -c 'import torch._dynamo' && TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import keras, tensorflow' && \
 	wait $$building
 	$(PIP_INSTALL) --force-reinstall --no-deps build/wheels/*.whl
 	touch $(STAMPS)/package $@
+
+# Some of these packages import the frameworks, so their versions are resolved together.
+$(STAMPS)/ecosystem: pyproject.toml | $(STAMPS)/dev
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --system-certs $(PIP_FLAGS) -r pyproject.toml \
+	  --extra torch --extra tensorflow --extra test --extra ecosystem
+	touch $@

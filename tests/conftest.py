@@ -25,6 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_option(parser)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return selection.is_left_out(config, collection_path) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection.select(config, items)
 

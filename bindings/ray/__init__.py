@@ -18,16 +18,12 @@ The modules have the names of Horovod's where scripts import them:
 * :mod:`horovodlike.ray.train`: the backend of Ray Train.
 """
 
+import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
 OLDEST_RAY = (2, 51)
 """The oldest release of Ray that can be used: the first in which Ray Train V2 is the default."""
-
-try:
-    import ray as _ray
-except ImportError as error:
-    raise ImportError("horovodlike.ray needs Ray: pip install 'horovodlike[ray]'") from error
 
 
 def check_version(version: str) -> None:
@@ -40,25 +36,38 @@ def check_version(version: str) -> None:
         )
 
 
-check_version(_ray.__version__)
-
-from horovodlike.ray.elastic import ElasticRayExecutor  # noqa: E402
-from horovodlike.ray.ray_logger import log  # noqa: E402
-from horovodlike.ray.runner import RayExecutor  # noqa: E402
-from horovodlike.ray.worker import BaseHorovodWorker  # noqa: E402
+_missing: ImportError | None = None
+"""The reason why there is no Ray. The modules that are pure do without it."""
+try:
+    from ray import __version__ as _version
+except ImportError as error:
+    _missing = error
+else:
+    check_version(_version)
 
 if TYPE_CHECKING:
+    from horovodlike.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
+    from horovodlike.ray.ray_logger import log as log
+    from horovodlike.ray.runner import RayExecutor as RayExecutor
     from horovodlike.ray.train import HorovodlikeConfig as HorovodlikeConfig
+    from horovodlike.ray.worker import BaseHorovodWorker as BaseHorovodWorker
 
 __all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "HorovodlikeConfig", "RayExecutor", "log"]
+_MODULES = {
+    "BaseHorovodWorker": "worker",
+    "ElasticRayExecutor": "elastic",
+    "HorovodlikeConfig": "train",
+    "RayExecutor": "runner",
+    "log": "ray_logger",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "HorovodlikeConfig":  # Ray Train takes a second to import
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from horovodlike.ray.train import HorovodlikeConfig
-
-    return HorovodlikeConfig
+    if _missing is not None:
+        raise ImportError("horovodlike.ray needs Ray: pip install 'horovodlike[ray]'") from _missing
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import ray
-
 from horovodlike._bootstrap.environment import (
     JOB_ID,
     NODE_ID,
@@ -67,6 +65,8 @@ class WorkerJob:
         Raises:
             RendezvousError: The server cannot listen.
         """
+        import ray
+
         places = places_of(nodes)
         is_local = set(nodes) == {ray.get_runtime_context().get_node_id()}
         address = "127.0.0.1" if is_local else ray.util.get_node_ip_address()

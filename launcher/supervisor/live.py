@@ -151,5 +151,5 @@ def _open_notebook() -> View | None:
         return {"text/plain": text.rstrip(), "text/html": html}
 
     begun = content("the job starts", "<div>The job starts.</div>")
-    handle = display(begun, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    handle = display(begun, raw=True, display_id=True)
     return lambda text, html: handle.update(content(text, html), raw=True)

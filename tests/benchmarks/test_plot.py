@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks import plot
 from benchmarks.tables import MODELS, PEERS
+
+pytestmark = pytest.mark.slow
 
 
 def test_rows_of_all_peers(tmp_path: Path) -> None:

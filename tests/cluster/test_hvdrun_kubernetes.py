@@ -284,7 +284,6 @@ API = """
 
 
 def test_elastic_pods(fresh_cluster: Callable[..., Cluster], pods: Containers) -> None:
-    pytest.importorskip("kubernetes")
     found = objects("elastic")
     template = found["Job"]["spec"]["template"]
     [container] = template["spec"]["containers"]

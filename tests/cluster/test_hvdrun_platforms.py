@@ -150,7 +150,6 @@ def container(folder: Path, host: str, hosts: list[str], **hyperparameters: obje
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [None, pytest.param(1, marks=pytest.mark.thorough)])
 def test_the_toolkit_of_sagemaker(fresh_cluster: Callable[..., Cluster], tmp_path: Path, fails: int | None) -> None:
-    pytest.importorskip("sagemaker_training")
     cluster = fresh_cluster(2)
     names = ["algo-10", "algo-2"]  # node 0 is algo-2, though a sort by letters begins with algo-10
     key = secrets.token_hex(32)

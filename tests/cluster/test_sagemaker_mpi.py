@@ -99,7 +99,6 @@ def start(pods: Pods, host: Host, name: str) -> subprocess.Popen[bytes]:
 
 
 def test_the_toolkits_mpi_runner(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    pytest.importorskip("sagemaker_training")
     cluster = fresh_cluster(2, ipv6=False)
     prepare_ssh(cluster, tmp_path)
     pods = Pods(tmp_path, TRAIN)

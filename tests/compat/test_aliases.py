@@ -99,8 +99,16 @@ def test_what_scripts_import() -> None:
     assert (0, 28, 0) <= version < (0, 29, 0)
 
 
+def of_estimators(row: Alias) -> bool:
+    """Whether the search for a name imports the module of an estimator, which needs Spark."""
+    return row.name.rpartition(".")[0] in ("horovod.spark.keras", "horovod.spark.torch")
+
+
 @pytest.mark.usefixtures("names")
-@pytest.mark.parametrize("row", ALIASES, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[pytest.mark.slow] if of_estimators(row) else []) for row in ALIASES],
+)
 def test_each_row_leads_to_a_module_or_says_why_not(row: Alias) -> None:
     try:
         exists = importlib.util.find_spec(row.module) is not None

@@ -1,13 +1,15 @@
-"""The developers' pages agree with the code: diagrams and formats."""
+"""The developers' pages agree with the code: diagrams, formats, and the tests that hold promises."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import diagram
 import pytest
+import tables
 
 from horovodlike._bootstrap import mesh_handshake
 from horovodlike._net import secure_channel
@@ -36,3 +38,22 @@ def test_the_formats_are_those_of_the_code() -> None:
     messages = (ROOT / "horovodlike" / "native" / "negotiate" / "message.h").read_text()
     for name, number in re.findall(r"k([A-Z]\w+) = (\d),", messages):
         assert re.search(rf"^\| {name.lower()} \| {number} \|", page, flags=re.MULTILINE), name
+
+
+def of_make_test(path: Path) -> set[str]:
+    """The tests of a module that `make test` runs."""
+    body = ast.parse(path.read_text()).body
+    marks = {f"pytest.mark.{name}" for name in ("aarch64", "gpu", "slow", "thorough")}
+    all_have = [ast.unparse(each.value) for each in body if ast.unparse(each).startswith("pytestmark =")]
+    if any(mark in text for mark in marks for text in all_have):
+        return set()
+    functions = [each for each in body if isinstance(each, ast.FunctionDef)]
+    return {each.name for each in functions if marks.isdisjoint(map(ast.unparse, each.decorator_list))}
+
+
+def test_each_promise_has_a_test_of_make_test() -> None:
+    rows = [row for row in tables.rows("testing.md", "## Promises") if "::" in row[-1]]
+    assert len(rows) > 60
+    for feature, _, test in rows:
+        file, name = test.strip("`").split("::")
+        assert name in of_make_test(ROOT / "tests" / file), feature

@@ -19,9 +19,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import generate
-import picture
 import pytest
 from support.browser import browser
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,25 +116,21 @@ def dead(pages: dict[Path, Page]) -> Iterator[str]:
                 yield f"{path.name}: {link}"
 
 
-@pytest.mark.slow
 def test_links_and_anchors_lead_somewhere(pages: dict[Path, Page]) -> None:
     assert len(pages) > 60
     assert list(dead(pages)) == []
 
 
-@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         text = path.read_text()
         assert 'src="http' not in text and 'rel="stylesheet" href="http' not in text, path
 
 
-@pytest.mark.slow
 def test_examples_in_docstrings_are_code(site: Path) -> None:
     assert not [path for path in (site / "api").glob("*.html") if "<blockquote>" in path.read_text()]
 
 
-@pytest.mark.slow
 def test_pages_can_be_read_aloud(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert page.language == "en" and not page.without_text, path
@@ -143,7 +140,6 @@ def test_pages_can_be_read_aloud(site: Path, pages: dict[Path, Page]) -> None:
         assert all(after <= before + 1 for before, after in steps), path
 
 
-@pytest.mark.slow
 def test_everybody_can_use_the_pages(served: str, tmp_path: Path) -> None:
     if not Path("/usr/bin/chromium").exists():
         pytest.skip("chromium is not installed: `make tools` does")
@@ -160,7 +156,6 @@ def test_everybody_can_use_the_pages(served: str, tmp_path: Path) -> None:
         assert all(each.startswith((served, "data:")) for each in page.requests)
 
 
-@pytest.mark.slow
 def test_versions_can_be_chosen_where_there_are_several(served: str, site: Path, tmp_path: Path) -> None:
     if not Path("/usr/bin/chromium").exists():
         pytest.skip("chromium is not installed: `make tools` does")
@@ -193,7 +188,6 @@ def test_versions_can_be_chosen_where_there_are_several(served: str, site: Path,
         page.wait_for("location.pathname === '/0.1/' && document.title === 'the first version'")
 
 
-@pytest.mark.slow
 def test_every_public_name_has_an_address_and_a_docstring(site: Path) -> None:
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     known = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
@@ -208,38 +202,3 @@ def test_every_public_name_has_an_address_and_a_docstring(site: Path) -> None:
                 methods = filter(inspect.isroutine, (getattr(value, each) for each in members))
                 missing += [f"no docstring: {each}" for each in (value, *methods) if not inspect.getdoc(each)]
     assert not missing, "\n".join(missing)
-
-
-def test_links_lead_to_the_same_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = generate.DOCS / "users" / "quickstart.md"
-    readme = generate.place(ROOT / "README.md")
-    assert readme == generate.SITE / "README.md"
-
-    def moved(text: str) -> str:
-        return generate._with_links(text, page)
-
-    for kept in ("[a](gpu.md#b)", "[a](#b)", "[a](https://example.com/x.md)", "[a](none.md)", "![a](elastic.png)"):
-        assert moved(kept) == kept
-    assert moved("[a](../../README.md#b) c") == "[a](../README.md#b) c"
-    assert moved("[a](../developers/design.md)") == "[a](../developers/design.md)"
-    assert moved("[a](../../packaging/kubernetes)") == "a"
-    (source,) = (part for part in moved("[a](../../LICENSE)").split("(")[1:])
-    assert (generate.place(page).parent / source.rstrip(")")).resolve() == ROOT / "LICENSE"
-
-
-def test_the_table_of_contents_is_that_of_the_landing_page() -> None:
-    trees = generate._toctrees("## A\n\n- [x](users/x.md): y\n- [z](../Z.md)\n\n## B\n\ntext [x](users/x.md)\n")
-    assert trees.count("```{toctree}") == 1 and "\nx <users/x>\nz <Z>\n" in trees and ":caption: A" in trees
-
-
-def test_flow_charts_become_pictures() -> None:
-    chart = '```mermaid\nflowchart TB\n  a["A <1>"]\n  b["B"]\n  c["C"]\n  a --> b\n  b --> c\n  a --> c\n```'
-    shown = picture.of_fence(chart)
-    assert (
-        shown.startswith("<svg")
-        and "\n\n" not in shown
-        and shown.count("<rect") == 3
-        and shown.count("marker-end") == 3
-    )
-    assert 'aria-label="A &lt;1&gt; uses B, C; B uses C"' in shown
-    assert picture.of_fence("```sh\nls\n```") == "```sh\nls\n```"

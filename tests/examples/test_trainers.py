@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "trainers"
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 # A sum of two numbers does not depend on their order, so the results are the same to the bit where one trainer uses two
@@ -37,10 +38,10 @@ OWN: tuple[str, ...] = ()  # by horovodlike's own optimizer or strategy
 @pytest.mark.parametrize(
     ("name", "options", "ours"),
     [
-        pytest.param("lightning", EPOCHS, OWN, marks=pytest.mark.slow),
+        ("lightning", EPOCHS, OWN),
         ("accelerate", EPOCHS, HVD),
-        pytest.param("transformers", STEPS, HVD, marks=pytest.mark.slow),
-        pytest.param("keras", EPOCHS, HVD, marks=pytest.mark.slow),
+        ("transformers", STEPS, HVD),
+        ("keras", EPOCHS, HVD),
     ],
 )
 def test_the_losses_are_those_of_gloo(tmp_path, name, options, ours):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 from support.hvdrun_process import LIMIT_S, MARK, marked, on_terminal, wait_gone
 
 from horovodlike.launcher.supervisor.live import as_html, as_line
@@ -141,6 +140,8 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    from jupyter_client.manager import start_new_kernel
+
     mark = f"notebook-{os.urandom(8).hex()}"
     environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
     folder = tmp_path_factory.mktemp("notebook")

@@ -6,8 +6,6 @@ import hashlib
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: training through MPI is not tested")
-
 
 def _train() -> list[str]:
     import torch

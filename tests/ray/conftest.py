@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -18,8 +19,9 @@ os.environ["RAY_local_fs_capacity_threshold"] = "1"  # noqa: SIM112 (its name)
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
+
+if TYPE_CHECKING:  # `make test` has no Ray
+    from ray.cluster_utils import Cluster
 
 NODE = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 80 << 20}
 """Ray believes what it is told: the GPUs need not be there."""
@@ -36,6 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
     """The cluster, for as long as a process runs tests."""
+    import ray
+    from ray.cluster_utils import Cluster
+
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         made.add_node(**NODE)
@@ -52,6 +57,8 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
     Ray takes a while to give up a node that an earlier test has killed, and until then places workers there.
     """
+    import ray
+
     end = time.monotonic() + 60
     while sum(node["Alive"] for node in ray.nodes()) != 2:
         assert time.monotonic() < end, "nodes of an earlier test are left"

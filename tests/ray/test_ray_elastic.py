@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).parents[1] / "elastic"))
 
 from histories import History  # noqa: E402
 
+pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 SETTINGS = RayExecutor.create_settings(timeout_s=60)
@@ -116,7 +117,6 @@ def drain(cluster, node):
     assert client.drain_node(node.node_id, reason, "the machine is taken away", 0)[0]
 
 
-@pytest.mark.slow
 def test_nodes_come_and_go(cluster, tmp_path):
     """Each node has one worker. One joins, one is drained, one is killed; the processes of the others stay."""
     history = History(tmp_path)
@@ -147,7 +147,6 @@ def test_nodes_come_and_go(cluster, tmp_path):
     history.check_nothing_left()
 
 
-@pytest.mark.slow
 def test_horovods_documented_programs(cluster, tmp_path):
     """The calls of its pages and examples, in their order: only `python -m horovodlike.compat` is new."""
     script = tmp_path / "train.py"
@@ -239,7 +238,6 @@ def test_a_start_that_is_shut_down_is_an_error_soon(cluster, kind):
     wait_until(lambda: {each["state"] for each in ray.util.placement_group_table().values()} == {"REMOVED"})
 
 
-@pytest.mark.slow
 def test_a_node_that_joined_with_few_slots_gets_more(cluster):
     """The job cannot begin as long as something else has a part of a node."""
 

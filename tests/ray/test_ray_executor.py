@@ -16,6 +16,7 @@ from ray.exceptions import RayActorError
 from horovodlike.ray import RayExecutor
 from horovodlike.ray.adapter import ends_with
 
+pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SETTINGS = RayExecutor.create_settings(timeout_s=60, placement_group_timeout_s=100)

@@ -24,6 +24,7 @@ from horovodlike.ray import RayExecutor
 from horovodlike.ray.adapter import _start_workers
 from horovodlike.ray.strategy import Demand, reserve
 
+pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 SETTINGS = RayExecutor.create_settings(timeout_s=60)
@@ -75,7 +76,6 @@ def started(**arguments) -> Iterator[RayExecutor]:
         executor.shutdown()
 
 
-@pytest.mark.slow
 def test_a_call_that_is_shut_down_by_another_thread_is_an_error(cluster):
     logged = threading.Event()
     with started(num_workers=2) as executor, ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,6 @@ def test_a_call_that_is_shut_down_by_another_thread_is_an_error(cluster):
             job.result(60)
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_is_named_and_the_executor_starts_again(cluster):
     with started(num_hosts=2) as executor:
         pids = []
@@ -124,7 +123,6 @@ def test_a_worker_that_dies_when_it_starts_is_an_error(cluster):
     executor.shutdown()
 
 
-@pytest.mark.slow
 def test_a_node_that_dies_ends_the_call(cluster):
     node = cluster.add_node(**NODE)
     with started(num_hosts=3) as executor:
@@ -186,7 +184,6 @@ executor.shutdown()
     assert done.returncode == 0 and "['done']" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_a_driver_that_dies_leaves_no_worker(cluster, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(

@@ -15,12 +15,12 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from horovodlike.ray import HorovodlikeConfig
 
+pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "ray"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)  # Ray starts a process for each worker, which imports PyTorch
 def test_the_page_about_ray_runs(cluster, tmp_path):
     page = (ROOT / "docs" / "users" / "ray.md").read_text()

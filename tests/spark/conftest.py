@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("pyspark")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 import tools  # noqa: E402
 from spark_programs import Program  # noqa: E402
@@ -39,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             # PySpark's own; and py4j leaves sockets to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
-            if _NO_JAVA:
+            if _NO_JAVA and item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason=f"no Spark: {_NO_JAVA}"))
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from spark_programs import Program, output_of, ranks_left, wait_until
 
+pytestmark = pytest.mark.slow
 CLUSTER = "local-cluster[2,1,1024]"
 
 SUM = """
@@ -74,7 +75,6 @@ assert horovodlike.spark.run(total, (10,), num_proc=1) == [(0, 1, 10)], "on the 
 """
 
 
-@pytest.mark.slow
 def test_a_lost_executor_is_an_error_and_the_next_job_runs(program: Program, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     said = output_of(program(f"MARK = {mark!r}{SUM}{KILLED}", CLUSTER))
@@ -149,7 +149,6 @@ def test_no_rank_is_left_when_the_driver_is_killed(program: Program, tmp_path: P
     assert wait_until(lambda: not ranks_left(mark), 30)
 
 
-@pytest.mark.slow
 def test_spark_connect(program: Program) -> None:
     text = """
     assert horovodlike.spark.run(total, (10,), num_proc=2) == [(0, 2, 21), (1, 2, 21)]

@@ -1,4 +1,4 @@
-"""Estimators and stores: the digits from a DataFrame, parameters, columns, batches."""
+"""Estimators: the digits from a DataFrame, parameters, steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovodlike.spark._columns import Batches, Shards, to_numpy
-from horovodlike.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, Store
+from horovodlike.spark.store import Store
 from horovodlike.spark.torch import TorchEstimator, TorchModel
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("keras", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.thorough)])
 def test_the_digits_are_learned(framework: str, tmp_path: Path) -> None:
     environ = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONWARNINGS": "ignore"}
     script = ROOT / "examples" / "spark" / f"digits_{framework}.py"
@@ -171,64 +168,3 @@ def test_every_parameter_and_every_omission_is_documented() -> None:
     page = (ROOT / "docs" / "users" / "spark.md").read_text()
     for name in (*TorchEstimator.PARAMS, *KerasEstimator.PARAMS, *WITHOUT_EFFECT):
         assert f"`{name}`" in page, name
-
-
-def test_stores_are_chosen_by_their_prefix(tmp_path: Path) -> None:
-    assert DBFSLocalStore.matches("dbfs:/a") and HDFSStore.matches("hdfs://host/a")
-    store = Store.create(str(tmp_path))
-    assert type(store) is FilesystemStore
-    assert store.spark_path(store.get_train_data_path("x")) == f"file://{tmp_path}/intermediate_train_data.x"
-    databricks = Store.create("dbfs:/folder")
-    assert databricks.get_runs_path() == "/dbfs/folder/runs"
-    assert databricks.spark_path(databricks.get_runs_path()) == "dbfs:/folder/runs"
-    with pytest.raises(ValueError, match="needs a folder"):
-        Store.create("")
-    memory = Store.create("memory://a")
-    memory.write_text(memory.get_checkpoint_path("run"), "text")
-    assert memory.read(memory.get_checkpoint_path("run")) == b"text"
-    assert memory.get_checkpoints("run") == ["/a/runs/run/checkpoint"]
-    memory.remove(memory.get_runs_path())
-    assert not memory.exists(memory.get_runs_path())
-
-
-def test_columns_become_arrays() -> None:
-    assert to_numpy(pa.array([1.0, 2.0]), "a").dtype == np.float32
-    assert to_numpy(pa.array([[1, 2], [3, 4]]), "a").tolist() == [[1, 2], [3, 4]]
-    assert to_numpy(pa.array([[[1], [2]], [[3], [4]]]).slice(1), "a").tolist() == [[3, 4]]
-    vectors = [
-        {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]},
-        {"type": 0, "size": 2, "indices": [1], "values": [5.0]},
-    ]
-    assert to_numpy(pa.array(vectors), "a").tolist() == [[1, 2], [0, 5]]
-    with pytest.raises(ValueError, match="column 'a' has 1 nulls in 2 rows"):
-        to_numpy(pa.array([1.0, None]), "a")
-    with pytest.raises(ValueError, match="different lengths"):
-        to_numpy(pa.array([[1, 2, 3], [4]]), "a")
-    with pytest.raises(TypeError, match="only numbers"):
-        to_numpy(pa.array(["x"]), "a")
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_each_row_comes_once_in_an_epoch(tmp_path: Path, seed: int | None) -> None:
-    store = Store.create(str(tmp_path))
-    for number, rows in enumerate((7, 1, 30)):
-        first = [7, 1, 30][:number]
-        table = pa.table({"n": list(range(sum(first), sum(first) + rows))})
-        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=11)
-    shards = Shards.scan(store, str(tmp_path))
-    assert len(shards) == 38
-    for epoch in range(2):
-        seen = []
-        for rank in range(3):
-            batches = Batches(shards, ["n"], 4, rank, 3, seed=seed, pad=False)
-            batches.set_epoch(epoch)
-            seen += [int(value) for batch in batches for value in batch["n"]]
-        assert sorted(seen) == list(range(38))
-    steps = {len(list(Batches(shards, ["n"], 4, rank, 3, seed=seed))) for rank in range(3)}
-    assert len(steps) == 1, "all ranks take the same number of steps"
-    assert len(list(Batches(shards, ["n"], 4, 0, 3, seed=seed, steps=9))) == 9
-    few = Shards(store, {str(tmp_path / "1.parquet"): (1,)})
-    taken = [len(list(Batches(few, ["n"], 4, rank, 3, seed=seed, steps=2, pad=False))) for rank in range(3)]
-    assert sorted(taken) == [0, 0, 2], "a rank without rows ends"
-    with pytest.raises(ValueError, match="no rows"):
-        Shards.scan(store, str(tmp_path / "nothing"))

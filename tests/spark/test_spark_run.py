@@ -6,12 +6,8 @@ import io
 import os
 import secrets
 import signal
-import subprocess
 import sys
-import threading
 import time
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +17,10 @@ from spark_programs import ranks_left, wait_until
 
 import horovodlike.spark as hvd_spark
 from horovodlike.errors import ConfigError
-from horovodlike.launcher.errors import HostsError, RankFailedError, UsageError
+from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.run import RemoteTraceback
-from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.spark import _driver, _task, runner
-from horovodlike.spark._task import ranks_of
 
+pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -156,122 +150,3 @@ def test_a_bad_environment_is_an_error_at_once(spark: Any, monkeypatch: pytest.M
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     with pytest.raises(UsageError, match="HOROVOD_SPARK_START_TIMEOUT=soon"):
         hvd_spark.run(print, num_proc=1)
-
-
-def test_only_lost_executors_and_workers_count_as_lost() -> None:
-    for reason in ("ExecutorLostFailure (executor 1 exited)", "SparkException: Python worker exited unexpectedly"):
-        assert isinstance(_driver.failure_of(f"Stage failed\n{reason}"), _driver.TasksLostError)
-    other = _driver.failure_of("Stage failed\nModuleNotFoundError: No module named 'horovodlike'")
-    assert type(other) is HostsError and "No module named" in str(other)
-
-
-class _Counted(_driver.Cluster):
-    """A cluster that does not tell its slots, as Spark Connect: each count finds the next of these numbers."""
-
-    def __init__(self, *counts: int) -> None:
-        super().__init__(None)
-        self.counts = list(counts)
-
-    @property
-    def default_parallelism(self) -> int | None:
-        return None
-
-    def slots(self) -> int | None:
-        return None
-
-    def count(self, most: int) -> int:
-        return min(most, self.counts.pop(0) if len(self.counts) > 1 else self.counts[0])
-
-    def watch(self, name: str) -> _driver.Watch:
-        raise NotImplementedError
-
-
-def test_an_elastic_job_waits_for_slots_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = [_driver.TasksLostError("gone"), _driver.NotStartedError("late"), None]
-    sizes: list[int] = []
-
-    def submit(cluster: Any, size: int, *_: Any) -> Outcome:
-        sizes.append(size)
-        error = given.pop(0)
-        if error is not None:
-            raise error
-        return Outcome(0)
-
-    monkeypatch.setattr(runner, "_submit", submit)
-    monkeypatch.setattr(runner, "unpack_results", lambda outcome, ranks: list(ranks))
-    monkeypatch.setattr(_driver, "find_cluster", lambda: _Counted(0, 1, 2, 3))
-    assert hvd_spark.run_elastic(print, num_proc=4, min_num_proc=2, stderr=io.StringIO()) == [0, 1, 2]
-    assert sizes == [4, 2, 3], "nothing is begun with fewer slots than the least, and a late start is tried again"
-
-    given[:] = [_driver.NotStartedError("never")]
-    with pytest.raises(_driver.NotStartedError, match="never"):
-        hvd_spark.run_elastic(print, num_proc=2)
-    given[:] = [_driver.TasksLostError("gone")]
-    monkeypatch.setattr(_driver, "find_cluster", lambda: _Counted(1))
-    with pytest.raises(UsageError, match="min_num_proc=2 needs 2 slots .* the cluster has 1 "):
-        hvd_spark.run_elastic(print, num_proc=2, elastic_timeout=0.3, stderr=io.StringIO())
-
-
-def test_old_releases_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"PySpark 3\.5\.1 .* at least 4\.0"):
-        _driver.check_version("3.5.1")
-    _driver.check_version("4.0.0")
-    _driver.check_version("4.1.0.dev1")
-
-
-def test_ranks_of_one_host_are_neighbours() -> None:
-    assert ranks_of(["b", "a", "b", "a", "c"]) == [0, 2, 1, 3, 4]
-
-
-def test_a_retried_stage_is_recognised() -> None:
-    def member(attempt: int, *earlier: int) -> _task._Member:
-        return _task._Member("a", "1", attempt, earlier, {})
-
-    assert not _task._is_retry([member(4, 5), member(5)]), "these see each other"
-    assert _task._is_retry([member(6, 4), member(7)])
-
-
-def test_other_releases_on_executors_are_refused() -> None:
-    request = _task.Request("job", "0.2", b"", {}, None, "", 1.0, False)
-    assert "0.1 is installed on executor host a, but 0.2" in str(
-        _task._why_not(request, [_task._Member("a", "0.1", 0, (), {})])
-    )
-
-
-def test_a_member_tells_its_trouble_and_never_shows_the_key() -> None:
-    request = _task.Request("job", "0.2", b"", {}, None, "", 1.0, False)
-    members = [_task._Member("a", "0.2", 0, (), {"key": "abc"}), _task._Member("b", "0.2", 1, (), {"trouble": "bad"})]
-    assert _task._why_not(request, members) == "bad"
-    assert "abc" not in repr(members)
-    assert "abc" not in repr(replace(request, secret="abc"))
-
-
-def test_a_task_that_fails_early_leaves_no_thread() -> None:
-    with ExitStack() as stack:
-        request = _task.Request("job", "0.2", b"", {"HOROVOD_CYCLE_TIME": "soon"}, None, "", 1.0, False)
-        with pytest.raises(ConfigError):
-            _task._Task(request, 0, [_task._Member("a", "0.2", 0, (), {"key": "00" * 32})], (), stack)
-    assert not [thread for thread in threading.enumerate() if thread.name == "hvdrun-writer"]
-
-
-def test_gpus_of_the_task_and_secrets_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = ("PYTHON_WORKER_FACTORY_SECRET", "_SPARK_AUTH_SECRET", "SPARK_AUTH_SOCKET", "_SPARK_SSL_RPC_KEY_PASSWORD")
-    for name in secret:
-        monkeypatch.setenv(name, "secret")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    made = _task._environment({"A": "b"}, ("2", "3"))
-    assert not made.keys() & set(secret)
-    assert (made["CUDA_VISIBLE_DEVICES"], made["A"]) == ("2,3", "b")
-
-
-def test_horovods_names_lead_here() -> None:
-    from horovodlike.compat import counterpart
-
-    for name, module in {"": "", ".torch": ".torch", ".common.store": ".store", ".common.backend": ".backend"}.items():
-        row = counterpart(f"horovod.spark{name}")
-        assert row is not None and row.module == f"horovodlike.spark{module}"
-
-
-def test_nothing_of_spark_is_imported_by_the_package() -> None:
-    text = "import sys, horovodlike, horovodlike.launcher.cli; assert 'pyspark' not in sys.modules"
-    subprocess.run([sys.executable, "-c", text], check=True)

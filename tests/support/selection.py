@@ -8,11 +8,16 @@ other test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise 
 - in folders whose tests start processes, numbers of ranks other than 3 where a test exists for several;
 - in the same folders, most combinations of parameters: each value of each parameter occurs at least once;
 - within tests of the core that go through very many cases, a part of the cases (`check::is_brief`).
+
+A module that is slow as a whole says so in a line `pytestmark = ...`. `make test` does not import it: the module may
+import packages of the extra `ecosystem`. No test skips itself because a package is missing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +40,13 @@ USUAL_SIZE = 3
 def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every test, with all combinations of its parameters")
     parser.addoption("--pictures", action="store_true", help="write the pictures in docs/users that tests make")
+
+
+def is_left_out(config: pytest.Config, path: Path) -> bool:
+    """Return whether a module has only slow tests, and these are not chosen."""
+    if "not slow" not in config.getoption("markexpr") or not re.fullmatch(r"test_\w+\.py", path.name):
+        return False
+    return re.search(r"^pytestmark = .*\bpytest\.mark\.slow\b", path.read_text(), re.MULTILINE) is not None
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import horovodlike.torch as hvd
 
+pytestmark = pytest.mark.slow
 BATCH = 4
 STEPS = 8
 
@@ -261,7 +262,6 @@ def _process_sets() -> None:
             hvd.remove_process_set(each)
 
 
-@pytest.mark.slow
 def test_the_ranks_of_a_process_set_train_together(ranks):
     ranks(3).run(_process_sets, timeout=150)
 

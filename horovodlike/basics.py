@@ -427,7 +427,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number among those of its host, 0 to ``local_size() - 1``."""
+    """Return this process's number among the ranks of its host, 0 to ``local_size() - 1``."""
     return _current().local_rank
 
 

@@ -179,7 +179,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def add_by_members(ranks: Sequence[int]) -> int:
     """Register a set by calls on its members only, and return its id; for bindings. Other ranks do nothing.
 
-    The set is separate from those of `add_process_set`, even from one with the same ranks. It stays until the job ends.
+    The set is separate from sets of `add_process_set`, even from one with the same ranks. It stays until the job ends.
 
     Args:
         ranks: The members, ascending; this rank is one of them.
@@ -270,7 +270,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def register(process_sets: Sequence[ProcessSet]) -> None:
     """Add the process sets that were given to `init()`.
 
-    An entry may be made of communicators that `Split` returned, each rank having that of its own part: all parts become
+    An entry may be made of communicators that `Split` returned, each rank having its own part's: all parts become
     sets, and the object on each rank is the one that the rank is in.
 
     In an elastic job, a set is left out if it has a rank that the job does not have at the moment; a set of all current

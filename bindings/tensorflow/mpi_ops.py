@@ -120,8 +120,8 @@ def allreduce(
         postscale_factor: Multiplies the result.
         name: The name by which the ranks match the operation.
         process_set: The ranks that take part.
-        ignore_name_scope: Leave the name scope out of the name of an unnamed operation, so that it matches those of
-            graphs with other name scopes.
+        ignore_name_scope: Leave the name scope out of the name of an unnamed operation, so that it matches
+            operations of graphs with other name scopes.
 
     Raises:
         ValueError: An argument cannot be used.

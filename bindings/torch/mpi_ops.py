@@ -474,7 +474,7 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 
     Until then the other ranks can continue with all operations; a joined rank contributes nothing. A sum is over the
     ranks that continue, an allgather has no rows of a joined rank, an alltoall sends it none, a reducescatter leaves
-    its rows out. Average divides by the number of ranks that continue, or by that of all ranks
+    its rows out. Average divides by the number of ranks that continue, or by the number of all ranks
     (`HOROVODLIKE_JOIN_AVERAGE=all`). A broadcast from a joined rank, and changes of process sets, fail.
 
     Args:

@@ -42,7 +42,7 @@ Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
 class _DistributedOptimizer(Wrapper):
-    """The methods with which `DistributedOptimizer` overrides those of the wrapped optimizer's class."""
+    """The methods with which `DistributedOptimizer` overrides methods of the wrapped optimizer's class."""
 
     _reduction: Reduction  # has no parameters if `_delta` reduces instead
     _delta: AdasumDeltaReduction | None

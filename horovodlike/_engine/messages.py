@@ -1,4 +1,4 @@
-"""Messages from the memory of one rank to that of another: the base of the bindings' point-to-point functions.
+"""Messages from the memory of one rank to the memory of another: the base of the bindings' point-to-point functions.
 
 The memory of a message is read or written by the engine until its handle is complete: the caller keeps it alive and
 does not access it. Functions of :mod:`horovodlike._engine.ops` take the handles, too: `poll`, `wait`, `wait_all` and

@@ -191,7 +191,7 @@ class _StackSampler:
             self._close(ident, 0, self._now())
 
     def _now(self) -> float:
-        """Return the seconds since the begin, which the trace has in whole microseconds."""
+        """Return the seconds since the start, which the trace has in whole microseconds."""
         return time.time() - int(self._began * 1e6) / 1e6
 
     def _sample(self, now: float) -> None:

@@ -49,7 +49,7 @@ JOB = job_digest("monitor")
 PERIOD_S = 1.0
 STALL_S = 3.0
 """A rank that has completed nothing for this long also reports its stacks, unless it often does."""
-_GAPS = 3.0  # so many times as long as it often does
+_GAPS = 3.0  # times as long as it often does
 _GAP_DECAY = 0.98  # per report
 _PATIENCE_S = 1.0  # for one step of a connection
 _SHORTEST_PAUSE_S = 0.1

@@ -231,7 +231,7 @@ def give_up(handle: int, memory: object) -> None:
     """Give up a request whose wait was ended by a signal handler, as by Ctrl-C, if its caller has no handle.
 
     The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
-    same name waits until then, but that of a :class:`RequestList`, which is refused.
+    same name waits until then, except by a :class:`RequestList`, which is refused.
 
     Args:
         handle: The handle of the request, which may be complete by now.
@@ -523,7 +523,7 @@ class RequestList:
 
         Args:
             addresses: The address of the tensor of each request.
-            handles: Their handles are appended, also those of the requests before one that is refused.
+            handles: Their handles are appended, also the handles of the requests before one that is refused.
 
         Raises:
             ValueError: The number of addresses is wrong, a name is in flight, or a request does not fit the job. The

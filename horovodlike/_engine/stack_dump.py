@@ -82,7 +82,7 @@ def _describe_stack(innermost: FrameType, limit: int | None, room: int) -> bytes
         called = frames[num_ours - 1][0]
         lines.append(f"      in {called.f_globals.get('__name__')}.{called.f_code.co_name}()\n".encode())
         room -= len(lines[0])
-    # Without lines of the source: if it is a file system that delays the rank, reading them could take for ever.
+    # Without lines of the source: if it is a file system that delays the rank, reading them might never end.
     for frame, line in frames[num_ours:]:
         described = f'      File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'.encode()
         room -= len(described)

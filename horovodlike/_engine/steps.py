@@ -26,7 +26,7 @@ _of_graphs: Callable[[], tuple[int, float]] | None = None
 def step(samples: float = 0) -> None:
     """Mark a step, for the step time and the samples per second in `metrics()` and in the monitor.
 
-    A script whose optimizer or callbacks mark its steps does not need it: those of PyTorch and TensorFlow do, and
+    A script whose optimizer or callbacks mark its steps does not need it: optimizers of PyTorch and TensorFlow do, and
     `BroadcastGlobalVariablesCallback` does in Keras' `fit()`. From the first call on only these calls count, so a
     script with several optimizers calls it once for all of them. It sends nothing; may be called from any thread.
 
@@ -71,7 +71,7 @@ def reset() -> None:
 
 
 def counted() -> tuple[int, float, float]:
-    """Return the number of steps, that of their samples, and the seconds from the first mark to the last."""
+    """Return the number of steps, the number of their samples, and the seconds from the first mark to the last."""
     by, count, samples, seconds = _by, _count, _samples, _seconds
     if _of_graphs and by == BY_OPTIMIZER:
         of_graphs, duration = _of_graphs()

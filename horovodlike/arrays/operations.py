@@ -36,7 +36,7 @@ from horovodlike.process_set import ProcessSet, UnnamedCounter, registered_id
 Finish: TypeAlias = Callable[[list[Output]], Any]
 Tensors: TypeAlias = tuple[tuple[DType, tuple[int, ...]], ...]
 
-# Building a request costs several microseconds, and a loop uses the same names again: so many requests are kept.
+# Building a request costs several microseconds, and a loop uses the same names again, so requests are kept.
 CALLS_KEPT = 2048
 
 _unnamed = UnnamedCounter()
@@ -202,7 +202,7 @@ def start(
         finish: Called with the outputs that the engine has allocated; returns the result.
         arguments: See `Request`.
         allocation: Finds memory for results on a GPU, when the engine knows their sizes.
-        tensors: The dtypes and shapes that the ranks must agree on, if not those of the arrays.
+        tensors: The dtypes and shapes that the ranks must agree on, if the arrays' own differ.
     """
     sources = [_memory_of(array, each) for array, each in zip(arrays, inputs, strict=True)]
     targets = [_memory_of(array, each) for array, each in zip(arrays, outputs, strict=False)]

@@ -156,7 +156,7 @@ ADDITIONS: dict[str, dict[str, str]] = {
     "horovodlike.torch": _CHECKS,
     "horovodlike.torch.mpi_ops": {**_CHECKS, **_BASICS},
 }
-"""Names that scripts and tests use of Horovod's modules, beyond what those of horovodlike have, and what they mean.
+"""Names that scripts and tests use of Horovod's modules, that horovodlike's modules lack, and their meaning.
 
 They become attributes of the modules once the process imports ``horovod``.
 """

@@ -32,7 +32,7 @@ _EVENT_KINDS = ("launcher", "elastic", "slow", "warning", "stall", "end")
 _OWN_LINES = ("horovodlike warning:", "horovodlike error:")
 _RATES = ("bytes", "batches", "requests", "executed", "steps", "samples")
 TRANSPORTS = ("shared_memory", "tcp", "external", "nccl", "staging")
-"""What carries the bytes of tensors, by its name in the counters ``bytes_by_...``."""
+"""The transports that carry the bytes of tensors, by their names in the counters ``bytes_by_...``."""
 _TRANSPORT_RATES = tuple(f"bytes_by_{name}" for name in TRANSPORTS)
 _PARTS = ("waiting", "communicating", "computing")
 
@@ -51,7 +51,7 @@ class RankState:
         step_seconds: How long a step takes, on average since the last report in which one ended; 0: none is marked.
         connections: What they have sent, from the last report.
         heard_at: When its last report came, by the monotonic clock of the board.
-        sent: When it was sent, by that of the rank.
+        sent: When it was sent, by the rank's clock.
         idle: How long it had completed nothing, in seconds.
         stack: Where its Python threads are; None unless it has completed nothing for some seconds.
         ended: Whether it has said that this is the end.

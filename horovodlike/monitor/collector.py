@@ -10,8 +10,9 @@ A report is an object. The fields that may be missing have not changed since the
     In the first report only: ``rank``, ``size``, ``generation``, ``pid``, ``local_rank``, ``host``, ``worker``,
     and the ``boot`` id of the kernel: hosts with the same name have different clocks.
 ``counters``, ``process``
-    Numbers by name: those of ``metrics()``, the seconds in which the rank waited and communicated, and the share of
-    the training that is done; memory, and the processor time that the rank got, with what the kernel says about it.
+    Numbers by name: those that ``metrics()`` returns, the seconds in which the rank waited and communicated, and the
+    share of the training that is done; memory, and the processor time that the rank received, with what the kernel says
+    about it.
 ``connections``
     For some pairs of addresses of the rank's host and another one: both, the bytes sent, and the seconds that it took.
 ``late``

@@ -37,7 +37,7 @@ typedef enum hvl_status {
   HVL_OK = 0,
   HVL_IN_PROGRESS = 1,      /* not complete yet (time-out or interruption of a wait) */
   HVL_INVALID_ARGUMENT = 2, /* this call is wrong, whatever the other ranks do */
-  HVL_MISMATCH = 3,         /* this call does not match those of the other ranks */
+  HVL_MISMATCH = 3,         /* this call does not match the other ranks' calls */
   HVL_NOT_INITIALIZED = 4,
   HVL_JOB_BROKEN = 5, /* a peer is lost or stalled: nothing works until the next hvl_init() */
   HVL_SHUT_DOWN = 6,  /* a rank has shut the job down */
@@ -106,7 +106,7 @@ typedef enum hvl_transport {
   HVL_STAGING = 5 /* copied to the host, moved as tensors of the CPU are, and copied back */
 } hvl_transport;
 
-/* A rule that chooses the transport of operations of one kind that are smaller than `below` bytes. The size is that of
+/* A rule that chooses the transport of operations of one kind that are smaller than `below` bytes. The size counts
  * the tensors of a request together: of an allgather and a gather, of the result; of an alltoall, of what all ranks
  * send; of a scatter, of one part. */
 typedef struct hvl_route {
@@ -310,7 +310,7 @@ typedef struct hvl_counters {
   int64_t negotiated_in_full; /* requests that were not in the response cache */
   int64_t segment_bytes;      /* shared memory of this host divided by its ranks */
   int64_t executed;           /* requests that were part of a batch: not failed ones, joins, changes of process sets */
-  int64_t negotiation_ns;     /* sum over all executed requests: from enqueue to the begin of the batch */
+  int64_t negotiation_ns;     /* sum over all executed requests: from enqueue to the start of the batch */
   int64_t execution_ns;       /* sum over all batches */
   int64_t waiting_ns;         /* in which a request waited and no batch was executed, up to now */
   int64_t communicating_ns;   /* in which a batch was executed, up to now */
@@ -452,11 +452,11 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_collective_records(void);
-/* Likewise, at most so many with greater numbers than *after, which becomes that of the last one; by CLOCK_MONOTONIC.
+/* Returns at most `most` records with numbers above *after, and sets *after to the last one's; by CLOCK_MONOTONIC.
  * A sample for which all ranks choose alike: those before which none was executed for a millisecond, and few others. */
 char* hvl_sample_collectives(uint64_t* after, int32_t most);
 /* Begins to write this rank's collectives to a file of trace events; ends the previous timeline, if there is one. If
- * `mark_cycles` is not 0, also marks the begin of each batch. */
+ * `mark_cycles` is not 0, also marks the start of each batch. */
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);
 /* Ends the timeline, and returns when its file is complete. Does nothing without one. hvl_shutdown() ends it, too. */
 void hvl_stop_timeline(void);

@@ -29,7 +29,7 @@ class RankProfile:
         marks: Times at which each step began, and the last one ended; or fewer than two.
         batches: The engine's; None: there is no timeline.
         correction: What was added to the times of its host; None: by how much its clock differs is not known.
-        events_of_framework: Reads the framework's events, and what to add to their times (``ts`` in ns) to get those of
+        events_of_framework: Reads the framework's events, and what to add to their times (``ts`` in ns) to get times of
             this class; None: there are none.
     """
 

@@ -25,7 +25,7 @@ def summarize(path: Path) -> str:
     """Tell what took the time.
 
     Args:
-        path: The folder of a profile, or a timeline: the file of rank 0, beside which those of the other ranks are
+        path: The folder of a profile, or a timeline: the file of rank 0, beside which the other ranks' files are
             looked for.
 
     Returns:

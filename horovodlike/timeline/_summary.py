@@ -47,7 +47,7 @@ class RankTimes:
 
 @dataclass
 class TensorCost:
-    """The part of the collectives that a tensor takes: that of its bytes in each batch."""
+    """The part of the collectives that a tensor takes, by its share of the bytes of each batch."""
 
     num_bytes: int = 0
     count: int = 0

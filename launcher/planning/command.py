@@ -13,7 +13,7 @@ HOROVODRUN = "horovodrun"
 """The other name of ``hvdrun --compat``."""
 
 NO_INTERPRETER = "it has no #! line"
-"""What :func:`interpreter_trouble` says of a text that the system cannot execute by itself, but a shell can."""
+"""The answer of :func:`interpreter_trouble` for a text that the system cannot execute by itself, but a shell can."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
 

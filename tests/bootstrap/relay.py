@@ -12,7 +12,7 @@ from types import TracebackType
 from horovodlike._net.secure_channel import MAC_BYTES
 
 Change = Callable[[bytes], bytes]
-"""What becomes of some bytes of one direction; called for each piece in turn."""
+"""A function that changes some bytes of one direction; called for each piece in turn."""
 
 
 class Way(Enum):

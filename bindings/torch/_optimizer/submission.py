@@ -194,7 +194,7 @@ class Submission:
         state.sparse, state.alike, state.grad = True, False, grad
         self.sparse_dims[state.index] = grad.sparse_dim()
         self.borrowed.append(grad)
-        # The name is that of a dense gradient, so that it is an error if only some ranks have a sparse one.
+        # The name is a dense gradient's, so that it is an error if only some ranks have a sparse one.
         gathering = SparseGathering(state.name, grad, options.compression, options.process_set)
         self._sparse_handles.append(gathering.handle)
         divisor = gathering.num_ranks if options.op == basics.Average else 1

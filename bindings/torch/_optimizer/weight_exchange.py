@@ -30,7 +30,7 @@ class WeightExchange:
         self.is_used: bool | None = None  # whether gradients are weighted in this step; None: not decided yet
         # The factors of gradients that are reduced as dense and as sparse ones; None: not known, or not weighted.
         self.factors: tuple[float, float] | None = None
-        self.last_factors: tuple[float, float] | None = None  # those of the last step
+        self.last_factors: tuple[float, float] | None = None  # the last step's factors
         self._options = options
         self._own = 0.0  # this rank's weight
         self._sums = torch.empty(2, dtype=torch.float64, device="cpu")  # of the weights, and of a 1 from each rank
@@ -45,7 +45,7 @@ class WeightExchange:
     def describe(self, name: str, process_set: int) -> None:
         """Set the name by which the ranks match the exchange, and the id of the process set.
 
-        The name is that of the gradient mask of a step without weights. If only some ranks weight their gradients, the
+        The name is the gradient mask's in a step without weights. If only some ranks weight their gradients, the
         two are different operations of one name: an error on all ranks.
         """
         self._name, self._set_id, self._request = name, process_set, None

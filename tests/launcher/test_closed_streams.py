@@ -38,7 +38,7 @@ def test_a_job(hvdrun: Callable[..., Ended], tmp_path: Path, closed: str, more: 
 def test_errors_go_nowhere_else(hvdrun: Callable[..., Ended], closed: str) -> None:
     job = hvdrun("-np", "many", "true", program=(*without(closed), *HVDRUN))
     assert (job.code, job.out) == (2, b"")
-    assert ("hvdrun: -np many: " in job.err) == ("2>" not in closed)
+    assert ("hvdrun: -np many " in job.err) == ("2>" not in closed)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

@@ -275,7 +275,7 @@ def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert horovodlike.run(visible, np=2, gpus_per_rank=1) == ["4", "6"]
     with pytest.raises(UsageError, match="^gpus_per_rank=1: 3 ranks need 3 GPUs, but this host has 2"):
         horovodlike.run(visible, np=3, gpus_per_rank=1)
-    with pytest.raises(UsageError, match="gpus_per_rank=-1 cannot be used"):
+    with pytest.raises(UsageError, match="gpus_per_rank='-1' cannot be used"):
         horovodlike.run(visible, np=3, gpus_per_rank=-1)
     monkeypatch.setenv("HOROVODLIKE_GPUS_PER_RANK", "1")
     with pytest.raises(

@@ -51,8 +51,8 @@ def set_batch_weight(weight: Any) -> None:
 
     Args:
         weight: The number of samples, or another number >= 0 that is proportional to it; only the ratios between the
-            ranks matter. 0: this rank has no samples, and its gradients, of any value, do not count. None: drop
-            the weight.
+            ranks matter. 0: this rank has no samples, and its gradients do not count, even if they are NaN.
+            None: drop the weight.
 
     Raises:
         ValueError: `weight` is no number, negative or not finite.

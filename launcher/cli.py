@@ -20,6 +20,7 @@ from horovodlike.launcher.planning import Binding, ElasticSpec, JobSpec, Monitor
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
+    check_reads_environment,
     resolve_command,
     working_folder,
 )
@@ -417,6 +418,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         reasons = [*spec.reasons, reason]
         environ: Mapping[str, str] = os.environ
         if spec.compat:
+            check_reads_environment(spec.command)
             environ = compat.environment(os.environ)
             reasons.append("horovodlike.compat stands in for Horovod")
         check_interpreter(command[0])

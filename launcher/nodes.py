@@ -24,8 +24,8 @@ def detect(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Place |
     """Find the place of this node on a platform, unless the options leave nothing to find.
 
     Args:
-        arguments: The parsed command line. The flags for hosts and for elastic jobs that it leaves open are
-            set here if the platform decides them.
+        arguments: The parsed command line. Flags for hosts and elastic jobs that were not given are set here if the
+            platform decides them.
         environ: The environment.
 
     Raises:

@@ -373,7 +373,8 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:
                 remedy = did_you_mean(f"{section}.{name}", by_key, f"{section}.") or "; remove it"
                 raise UsageError(f"{path}: there is no key {section}.{name}{remedy} ({accepted})")
             source = f"{path}: {section}.{name}"
-            if not isinstance(value, bool | int | float | str):
+            is_text = option.row.type is str  # YAML has made a boolean of `off`, and a number of `1.10`
+            if not isinstance(value, str if is_text else bool | int | float | str):
                 raise UsageError(f"{source}={value!r} cannot be used: it must be {option.row.accepts}")
             variables[option.row.variable] = _variable(option, str(value), source)
     return variables

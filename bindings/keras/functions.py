@@ -184,8 +184,8 @@ def set_batch_weight(weight: Any) -> None:
 
     Args:
         weight: The number of samples, or another number >= 0 that is proportional to it; within a step that is traced,
-            also a scalar tensor. 0: this rank has no samples, and its gradients, of any value, do not count. None,
-            outside of traced steps: drop the weight.
+            also a scalar tensor. 0: this rank has no samples, and its gradients do not count, even if they are NaN.
+            None, outside of traced steps: drop the weight.
 
     Raises:
         ValueError: `weight` is no number, negative or not finite.

@@ -193,7 +193,8 @@ class _ProfileOfSeconds(_Profile):
     def _record(self) -> None:
         try:
             self._profiler.warm_up()
-            self._is_over.wait(self._begin - monotonic())
+            if self._is_over.wait(max(0.0, self._begin - monotonic())):
+                raise RuntimeError("its profile has been cancelled")
             self._start()
             began = time.time()
             steps.hook = self._mark

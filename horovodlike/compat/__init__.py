@@ -300,10 +300,10 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: The environment without the names.
     """
-    folders = list(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
-    if _STARTUP not in folders:
-        folders.insert(0, _STARTUP)
-    return {**environ, "PYTHONPATH": os.pathsep.join(folders)}
+    path = environ.get("PYTHONPATH", "")
+    if _STARTUP not in path.split(os.pathsep):
+        path = f"{_STARTUP}{os.pathsep}{path}" if path else _STARTUP  # an empty entry means the current folder
+    return {**environ, "PYTHONPATH": path}
 
 
 class NeedsNames:

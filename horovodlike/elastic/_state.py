@@ -204,7 +204,8 @@ class State:
                 is_whole = self._saved_commit == self._commits
                 if is_whole and basics.is_initialized():
                     with contextlib.suppress(Exception):  # the message below names the commit on disk
-                        self._write_commit()
+                        if self._file is None or self._file.commits() <= self._commits:  # not over newer work
+                            self._write_commit()
                 if preemption.noted and not isinstance(error, SystemExit):
                     self._leave(error)
                 if said := self._on_disk():

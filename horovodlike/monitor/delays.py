@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 EVALUATED_S = 2.5
-"""The time after its first report from which a collective counts without ranks that have not reported it: they take no
+"""After this time from its first report, a collective counts even if some ranks have not reported it: they take no
 part."""
 LATE_S = 0.001
 WAITING_SHARE = 0.05

@@ -62,6 +62,21 @@ _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
 _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
 
 
+def check_reads_environment(command: Sequence[str]) -> None:
+    """Check that a Python that a command starts will import the module that installs Horovod's names.
+
+    Raises:
+        UsageError: Its options have it ignore the environment or the ``site`` module.
+    """
+    options = split_python(command[1:]).options if is_python(command[0]) else ()
+    for option in options:
+        if re.match(r"-[^-mcWX]*[EIS]", option):
+            raise UsageError(
+                f"--compat cannot be used with {option}: Python would not import the module that installs Horovod's "
+                "names; leave the option out, or call horovodlike.compat.install() in the program"
+            )
+
+
 def resolve_command(
     command: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun"
 ) -> tuple[tuple[str, ...], str]:

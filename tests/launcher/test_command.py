@@ -11,6 +11,7 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.command import (
     PythonCommand,
     check_interpreter,
+    check_reads_environment,
     is_python,
     resolve_command,
     split_python,
@@ -155,3 +156,11 @@ def test_a_command_line_of_python(words: str, options: str, how: str, rest: str)
 def test_names_of_interpreters() -> None:
     assert all(map(is_python, ["python", "/usr/bin/python3.11", "pypy3"]))
     assert not any(map(is_python, ["pythonic", "sh", "/python/run", "ipython"]))
+
+
+@pytest.mark.parametrize("option", ["-I", "-uE", "-S"])
+def test_python_that_would_not_install_horovods_names(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--compat cannot be used with {option}: "):
+        check_reads_environment(["python3", option, "train.py"])
+    check_reads_environment(["python3", "-u", "-WError", "train.py", option])
+    check_reads_environment(["train", option])

@@ -155,5 +155,5 @@ def test_options():
         parse(["-np", "2", "--mpi-args", "-x A", "true"], {})
     job = parse(["-np", "2", "--mpi-args=-x A", "true"], {}, "horovodrun")  # which chooses by itself
     assert (job.mpi, job.mpi_args, job.ignored) == (False, (), ("--mpi-args",))
-    with pytest.raises(UsageError, match=r"--mpi-args 'open: No closing quotation"):
+    with pytest.raises(UsageError, match=r"--mpi-args 'open cannot be used: No closing quotation"):
         parse(["-np", "2", "--mpi", "--mpi-args", "'open", "true"], {})

@@ -44,7 +44,8 @@ def add_option(parser: pytest.Parser) -> None:
 
 def is_left_out(config: pytest.Config, path: Path) -> bool:
     """Return whether a module has only slow tests, and these are not chosen."""
-    if "not slow" not in config.getoption("markexpr") or not re.fullmatch(r"test_\w+\.py", path.name):
+    is_named = any("::" in argument for argument in config.args)
+    if is_named or "not slow" not in config.getoption("markexpr") or not re.fullmatch(r"test_\w+\.py", path.name):
         return False
     return re.search(r"^pytestmark = .*\bpytest\.mark\.slow\b", path.read_text(), re.MULTILINE) is not None
 

@@ -85,7 +85,7 @@ class Reduction:
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # the first complete gradient, and its version
         self._failure: Exception | None = None  # an error that `hand_over_for_another` has caught
         self.compares_first = True  # whether the ranks compare their parameters in the first step of each job
-        self._comparison: list[Callable[[], None]] = []  # of these, while it is under way
+        self._comparison: list[Callable[[], None]] = []  # the comparison that is under way
         self._compared_in = 0  # the last generation in which the ranks have compared them
         # Each thread that waits hands gradients over, so several may do so at once: the lock guards a gradient's way
         # from noted to handed over. It is not held while waiting. Hooks append to `_noted` without it.

@@ -12,8 +12,10 @@ from importlib.util import module_from_spec
 sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
 try:
     from horovodlike.compat import install
-except ModuleNotFoundError:
-    pass  # this is another Python, which the program has started
+except ModuleNotFoundError as error:
+    if error.name != "horovodlike":
+        raise
+    # This is another Python, which the program has started.
 else:
     install()
 

@@ -353,7 +353,7 @@ Status Executor::resume_group() {
       case HVL_JOIN:
       case HVL_ADD_PROCESS_SET:
       case HVL_REMOVE_PROCESS_SET:
-      case HVL_REDUCE: __builtin_unreachable();  // resume() sends them another way
+      case HVL_REDUCE: __builtin_unreachable();  // resume() sends them in another way
     }
     if (!status.ok()) return status;
   }

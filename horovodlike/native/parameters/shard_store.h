@@ -28,7 +28,7 @@ class ShardStore {
   void tick(uint64_t array, const Ticker& ticker, uint64_t staleness);
   // The client has no clock of this array any more.
   void drop(uint64_t array, uint64_t client);
-  // Nothing takes the ends of these ticks any more.
+  // Drops the waiter's ticks.
   void forget(const ClockClient* waiter);
 
   void set_user_rules(const UserRules& rules) { user_rules_ = rules; }

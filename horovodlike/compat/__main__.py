@@ -43,6 +43,7 @@ def main(words: Sequence[str]) -> NoReturn:
             "with -E, -I or -S Python would not import what installs Horovod's names: leave the option out, or call "
             "horovodlike.compat.install() in the program"
         )
+    sys.stdout.flush()  # a `sitecustomize` may have written
     os.execve(sys.executable, [sys.executable, *_options(len(words)), *words], environment(os.environ))
 
 

@@ -384,6 +384,7 @@ class Reduction:
         if not ready:
             return
         apart = self._without_parameters()
+        apart.compares_first = self.compares_first
         apart.add(ready)
         apart.weights.take_over(self.weights)
         try:

@@ -402,7 +402,7 @@ def on_shutdown(notify: Callable[[], None]) -> None:
 
 
 def on_process_sets(register: Callable[[Sequence[Any]], None]) -> None:
-    """Have ``register`` called with the process sets that :func:`init` gets; for :mod:`horovodlike.process_set`."""
+    """Have ``register`` called with the process sets that :func:`init` receives; for :mod:`horovodlike.process_set`."""
     _register_process_sets.append(register)
 
 

@@ -274,7 +274,7 @@ def register(process_sets: Sequence[ProcessSet]) -> None:
     sets, and the object on each rank is the one that the rank is in.
 
     In an elastic job, a set is left out if it has a rank that the job does not have at the moment; a set of all current
-    ranks gets the id of the global set.
+    ranks receives the id of the global set.
 
     Raises:
         ValueError: A set cannot be registered; the message says which.

@@ -22,7 +22,7 @@ _interrupted: dict[tuple[str, object], int] = {}
 
 
 def has_ended() -> HorovodInternalError | None:
-    """Return the error that every request gets after the job has broken or was shut down; None before that.
+    """Return the error that every request receives after the job has broken or was shut down; None before that.
 
     For bindings of frameworks that turn the engine's errors into their own. None without ``init()``, too.
     """

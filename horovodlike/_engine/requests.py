@@ -297,7 +297,7 @@ class Request:
             at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
             gather, alltoall: dimension 0 may differ between ranks. Scatter: the shape of each rank's part.
         op: How an allreduce, a reducescatter or a reduce combines elements.
-        root_rank: The global rank, in the process set, whose data a broadcast or scatter sends, or that gets the
+        root_rank: The global rank, in the process set, whose data a broadcast or scatter sends, or that receives the
             result of a gather or reduce; the same on all ranks. Addition of a process set: its lowest rank if only its
             ranks make the request; -1 if all ranks of the job do. Else -1.
         process_set: Id of the process set.

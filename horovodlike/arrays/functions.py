@@ -512,7 +512,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. This rank gets a copy of its own object, too.
+    """Return the objects of all ranks, in the order of the ranks. This rank receives a copy of its own object, too.
 
     Args:
         obj: Anything that cloudpickle can serialize.

@@ -1,4 +1,4 @@
-"""The collectives on arrays in which one rank, the root, sends data to all ranks or gets the data of all.
+"""The collectives on arrays in which one rank, the root, sends data to all ranks or receives the data of all.
 
 The rules of `functions` for arrays, names, handles and errors hold for them as well.
 """
@@ -30,7 +30,7 @@ def gather(array: Any, root_rank: int, name: str | None = None, process_set: Pro
 
     Args:
         array: Of at least one dimension. Dimension 0 may be 0, and may differ between ranks; the others may not differ.
-        root_rank: The (global) rank that gets the result.
+        root_rank: The (global) rank that receives the result.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         process_set: The ranks that take part.
 
@@ -88,7 +88,7 @@ def reduce(
 
     Args:
         array: Of the same shape and dtype on all ranks, or a number, as in `allreduce`.
-        root_rank: The (global) rank that gets the result.
+        root_rank: The (global) rank that receives the result.
         name: The name by which the ranks match the operation; if None, a counter supplies one.
         op: Average, Sum, Min, Max or Product; None as for `allreduce`.
         prescale_factor: Multiplies the array before the reduction.

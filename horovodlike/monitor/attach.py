@@ -1,8 +1,8 @@
 """The server of ``hvdrun --attach``: profiles of a running job, and the stacks of its ranks.
 
 It listens on a Unix socket in the abstract namespace, whose name follows from the process id: it needs no file, so none
-is ever left. The kernel says who connects; only the same user is answered. A client sends one line of JSON, and gets
-lines of JSON:
+is ever left. The kernel says who connects; only the same user is answered. A client sends one line of JSON, and
+receives lines of JSON:
 
 ``say``
     What is being done.

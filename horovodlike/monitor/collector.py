@@ -25,8 +25,9 @@ A report is an object. The fields that may be missing have not changed since the
 ``end``
     True in the last report.
 
-Rank 0 gets the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``. Any rank may
-get the requests of an attached ``hvdrun``, and answers them between its reports (``horovodlike._engine.profile``).
+Rank 0 receives the verdicts on slow ranks when they change, as a list of objects, for its ``on_metrics()``. Any rank
+may receive the requests of an attached ``hvdrun``, and answers them between its reports
+(``horovodlike._engine.profile``).
 """
 
 from __future__ import annotations

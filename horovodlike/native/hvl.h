@@ -222,7 +222,7 @@ typedef struct hvl_external {
   /* Adds up elements of HVL_FLOAT32 or HVL_FLOAT64. `sent` may be `received`. All members get the same result. */
   int32_t (*allreduce)(void* context, const hvl_team* team, const void* sent, void* received, int64_t count,
                        int32_t dtype);
-  /* Like allreduce, but each member gets only its block of the result. `counts`: the elements of each block. */
+  /* Like allreduce, but each member receives only its block of the result. `counts`: the elements of each block. */
   int32_t (*reducescatter)(void* context, const hvl_team* team, const void* sent, void* received, const int64_t* counts,
                            int32_t dtype);
   /* root: the root's place in the team. */
@@ -341,7 +341,7 @@ typedef enum hvl_fault_point {
 
 typedef enum hvl_fault {
   HVL_FAULT_RAISE = 0,  /* the engine fails, which breaks the job */
-  HVL_FAULT_SIGNAL = 1, /* the process gets a signal */
+  HVL_FAULT_SIGNAL = 1, /* the process receives a signal */
   HVL_FAULT_CLOSE = 2,  /* all TCP connections of the process are shut down */
   HVL_FAULT_SLOW = 3    /* the engine pauses for some time */
 } hvl_fault;

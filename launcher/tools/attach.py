@@ -161,7 +161,7 @@ def _profile(options: argparse.Namespace, connected: socket.socket, answers: Bin
 
 @contextlib.contextmanager
 def _folder(output: Path) -> Iterator[Path]:
-    """Make a folder beside the one that is wanted, which gets its name if nothing fails.
+    """Make a folder beside the one that is wanted, which receives its name if nothing fails.
 
     Raises:
         UsageError: There is something already, or nothing can be written there.

@@ -137,7 +137,7 @@ class Submission:
         return True
 
     def _lend(self, grads: list[torch.Tensor], states: list[GradientState]) -> list[int]:
-        """Lend gradients, and return the addresses that the engine gets."""
+        """Lend gradients, and return the addresses that the engine receives."""
         loans = [lend(grad, state.name) for grad, state in zip(grads, states, strict=True)]
         self._loans += loans
         return [address_of(kept) for _, kept, *_ in loans]
@@ -280,7 +280,7 @@ class Submission:
             self._wait_on_stream(next(iter(self._streams)).device)
         else:
             ops.wait_all(self._handles)
-        # A gradient that was changed or replaced meanwhile gets the result that all ranks have.
+        # A gradient that was changed or replaced meanwhile receives the result that all ranks have.
         for loan in self._loans:
             give_back(loan)
         for state in states:
